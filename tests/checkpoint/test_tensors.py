@@ -25,13 +25,8 @@ from fleetlight.checkpoint.formats.tensors import (
     write_tensors,
 )
 from fleetlight.checkpoint.snapshot import SavedTables
+from fleetlight.checkpoint.storage import manifest
 from fleetlight.checkpoint.storage.files import FileTarget, Sink
-from fleetlight.checkpoint.storage.manifest import (
-    FileEntry,
-    HighWaterEntry,
-    TableEntry,
-    TableFileEntry,
-)
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 
@@ -166,8 +161,8 @@ def rows_of(ids: Tensor) -> Tensor:
     return torch.stack([(ids % 1009).float(), (ids % 13).float()], 1)
 
 
-def entry(name: str, rows: int, ids: int = 0, weights: tuple[str, ...] = ()) -> TableEntry:
-    return TableEntry(
+def entry(name: str, rows: int, ids: int = 0, weights: tuple[str, ...] = ()) -> manifest.TableEntry:
+    return manifest.TableEntry(
         name=name,
         dim=2,
         rows=rows,
@@ -177,11 +172,11 @@ def entry(name: str, rows: int, ids: int = 0, weights: tuple[str, ...] = ()) -> 
         entry=None,
         ids=ids,
         weights=list(weights),
-        files=[TableFileEntry(f"{name}-{server}", server, 0) for server in range(2)],
+        files=[manifest.TableFileEntry(f"{name}-{server}", server, 0) for server in range(2)],
     )
 
 
-def written(target: FileTarget, name: str, parts: list[Tensor]) -> list[FileEntry]:
+def written(target: FileTarget, name: str, parts: list[Tensor]) -> list[manifest.FileEntry]:
     """Writes the files of a table, as servers do."""
     entries = []
     for server, ids in enumerate(parts):
@@ -192,14 +187,14 @@ def written(target: FileTarget, name: str, parts: list[Tensor]) -> list[FileEntr
     return entries
 
 
-def job(*more: TableEntry) -> checkpoint.JobSnapshot:
+def job(*more: manifest.TableEntry) -> checkpoint.JobSnapshot:
     """A job with a table of open ids, and one of the ids 0 to 4 that replaces a bias."""
 
     def save_tables(target: FileTarget) -> SavedTables:
         moved = [torch.tensor([4, 0, 2]), torch.tensor([3, 1])]
         files = written(target, "ads", PARTS) + written(target, "words", moved)
         found = [entry("ads", 7), entry("words", 5, ids=5, weights=("bias",)), *more]
-        return SavedTables(found, files, [HighWaterEntry(0, 1, 0, 9)])
+        return SavedTables(found, files, [manifest.HighWaterEntry(0, 1, 0, 9)])
 
     return dataclasses.replace(snapshot(1), save_tables=save_tables, server_num=2, epoch=3)
 
@@ -213,7 +208,7 @@ def test_the_manifest_lists_the_tables(tmp_path: Path) -> None:
         ("words", 5, 5),
     ]
     assert (saved.manifest.servers, saved.manifest.epoch) == (2, 3)
-    assert saved.manifest.high_water == [HighWaterEntry(0, 1, 0, 9)]
+    assert saved.manifest.high_water == [manifest.HighWaterEntry(0, 1, 0, 9)]
     names = set(saved.files())
     assert set(saved.files(tables=False)) == {
         name for name in names if not name.startswith(("ads", "words"))

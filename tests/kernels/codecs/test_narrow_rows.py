@@ -12,21 +12,8 @@ from numpy.typing import NDArray
 from tests.kernels.batches import numbers, same
 from tests.kernels.strange_floats import MAX_FLOAT, finite, one_value, some_values, values_of
 
+from fleetlight import kernels
 from fleetlight.errors import DivergedError
-from fleetlight.kernels import (
-    add_at,
-    add_blocks,
-    all_finite,
-    block_count,
-    from_bfloat16,
-    from_int8,
-    largest,
-    take_out,
-    to_bfloat16,
-    to_blocks,
-    to_float16,
-    to_int8,
-)
 from fleetlight.kernels.codecs import twin_codecs
 
 Floats = NDArray[np.float32]
@@ -35,15 +22,15 @@ Carried = Callable[[Floats, int | None], Floats]
 
 
 def carried_bf16(rows: Floats, seed: int | None = None) -> Floats:
-    return from_bfloat16(to_bfloat16(rows))
+    return kernels.from_bfloat16(kernels.to_bfloat16(rows))
 
 
 def carried_fp16(rows: Floats, seed: int | None = None) -> Floats:
-    return to_float16(rows, seed).astype(np.float32)
+    return kernels.to_float16(rows, seed).astype(np.float32)
 
 
 def carried_int8(rows: Floats, seed: int | None = None) -> Floats:
-    return from_int8(*to_int8(rows, seed))
+    return kernels.from_int8(*kernels.to_int8(rows, seed))
 
 
 FORMS: dict[str, Carried] = {"bf16": carried_bf16, "fp16": carried_fp16, "int8": carried_int8}
@@ -78,7 +65,9 @@ def test_half_precision_rows_equal_the_twins(rows: Floats) -> None:
 @given(grids(one_value), st.sampled_from([None, 0, 7, 2**62]))
 def test_int8_rows_equal_the_twin(rows: Floats, seed: int | None) -> None:
     with np.errstate(all="ignore"):
-        for ours, twin in zip(to_int8(rows, seed), twin_codecs.to_int8(rows, seed), strict=True):
+        for ours, twin in zip(
+            kernels.to_int8(rows, seed), twin_codecs.to_int8(rows, seed), strict=True
+        ):
             np.testing.assert_array_equal(ours, twin)
 
 
@@ -182,7 +171,7 @@ def test_rows_in_another_order_of_memory_are_carried(carried: Carried) -> None:
 def coded(by: Callable[..., None], values: Floats, residual: Floats | None) -> tuple[Any, ...]:
     """Return scales, codes, the values and the error feedback."""
     values, residual = values.copy(), None if residual is None else residual.copy()
-    scales = np.full(block_count(len(values)), -1, np.float32)
+    scales = np.full(kernels.block_count(len(values)), -1, np.float32)
     codes = np.full(len(values), -1, np.int8)
     with np.errstate(over="ignore", invalid="ignore"):
         by(values, residual, scales, codes)
@@ -192,7 +181,7 @@ def coded(by: Callable[..., None], values: Floats, residual: Floats | None) -> t
 def decoded(scales: Floats, codes: NDArray[np.int8]) -> Floats:
     total = np.zeros(len(codes), np.float32)
     scales.flags.writeable = codes.flags.writeable = False
-    add_blocks(scales, codes, total)
+    kernels.add_blocks(scales, codes, total)
     return total
 
 
@@ -209,7 +198,9 @@ def long_values(draw: st.DrawFn) -> Floats:
 @given(long_values(), st.sampled_from([None, 0.0, 1e-3, 3e38]))
 def test_codes_equal_the_twin(values: Floats, scale: float | None) -> None:
     residual = None if scale is None else numbers(1, len(values)).clip(-1, 1) * np.float32(scale)
-    mine, theirs = (coded(by, values, residual) for by in (to_blocks, twin_codecs.to_blocks))
+    mine, theirs = (
+        coded(by, values, residual) for by in (kernels.to_blocks, twin_codecs.to_blocks)
+    )
     for ours, twin in zip(mine, theirs, strict=True):
         np.testing.assert_array_equal(ours, twin)
     total = decoded(*mine[:2])
@@ -222,7 +213,7 @@ def test_codes_equal_the_twin(values: Floats, scale: float | None) -> None:
 @given(st.lists(finite, min_size=1, max_size=20).map(values_of), st.sampled_from([1, 13, 300]))
 def test_residual_is_the_unsent_part(some: Floats, times: int) -> None:
     values = np.repeat(some, times)
-    scales, codes, unchanged, residual = coded(to_blocks, values, np.zeros_like(values))
+    scales, codes, unchanged, residual = coded(kernels.to_blocks, values, np.zeros_like(values))
     np.testing.assert_array_equal(unchanged, values)
     np.testing.assert_allclose(decoded(scales, codes) + residual, values, rtol=1e-6, atol=0)
     steps = np.repeat(scales, 256)[: len(values)]
@@ -233,7 +224,7 @@ def test_residual_is_the_unsent_part(some: Floats, times: int) -> None:
 def test_non_finite_block_decodes_to_nan_and_keeps_its_residual(bad: float) -> None:
     values, before = numbers(0, 600), numbers(1, 600)
     values[300] = bad
-    scales, codes, _, residual = coded(to_blocks, values, before)
+    scales, codes, _, residual = coded(kernels.to_blocks, values, before)
     assert np.isnan(decoded(scales, codes)).tolist() == [256 <= n < 512 for n in range(600)]
     assert same(residual[256:512], before[256:512])
     assert not (residual[:256] == before[:256]).any()
@@ -243,18 +234,18 @@ def test_tiny_values_accumulate_until_they_are_sent() -> None:
     values = np.full(3, 4e-37, np.float32)
     residual, arrived = np.zeros_like(values), []
     for _ in range(3):
-        scales, codes, _, residual = coded(to_blocks, values, residual)
+        scales, codes, _, residual = coded(kernels.to_blocks, values, residual)
         arrived.append(decoded(scales, codes)[0])
     assert arrived[:2] == [0, 0]
     assert arrived[2] == pytest.approx(1.2e-36, rel=0.01)
 
 
 def test_the_largest_value_is_exact() -> None:
-    scales, codes, *_ = coded(to_blocks, np.array([-127, 3, 0.6, -0.0], np.float32), None)
+    scales, codes, *_ = coded(kernels.to_blocks, np.array([-127, 3, 0.6, -0.0], np.float32), None)
     assert scales.tolist() == [1]
     assert codes.tolist() == [-127, 3, 1, 0]
-    assert block_count(0) == 0
-    assert (block_count(1), block_count(256), block_count(257)) == (1, 1, 2)
+    assert kernels.block_count(0) == 0
+    assert (kernels.block_count(1), kernels.block_count(256), kernels.block_count(257)) == (1, 1, 2)
 
 
 # -- selection of the largest values, and the check for finite values -----------------------------
@@ -262,7 +253,7 @@ def test_the_largest_value_is_exact() -> None:
 
 def places_of(values: NDArray[np.float32], count: int) -> NDArray[np.int32]:
     places = np.full(count, -1, np.int32)
-    largest(values, places)
+    kernels.largest(values, places)
     return places
 
 
@@ -308,21 +299,21 @@ def test_take_out_and_add_at_equal_the_twins(
     places.flags.writeable = False
     mine, theirs = values.copy(), values.copy()
     taken, expected = np.zeros((2, len(places)), np.float32)
-    take_out(mine, places, taken)
+    kernels.take_out(mine, places, taken)
     twin_codecs.take_out(theirs, places, expected)
     assert same(mine, theirs)
     assert same(taken, expected)
     taken.flags.writeable = False
     with np.errstate(invalid="ignore"):
         twin_codecs.add_at(places, taken, theirs)
-    add_at(places, taken, mine)
+    kernels.add_at(places, taken, mine)
     np.testing.assert_array_equal(mine, theirs)
     assert (mine == values)[np.isfinite(values)].all()
 
 
 def test_add_at_accepts_repeated_places() -> None:
     total = np.ones(3, np.float32)
-    add_at(np.array([2, 2, 0], np.int32), np.array([1, 2, 3], np.float32), total)
+    kernels.add_at(np.array([2, 2, 0], np.int32), np.array([1, 2, 3], np.float32), total)
     assert total.tolist() == [4, 1, 4]
 
 
@@ -331,7 +322,7 @@ def test_add_at_refuses_a_place_outside_and_does_not_write_it(place: int) -> Non
     room = np.zeros(5, np.float32)
     places, values = np.array([0, place], np.int32), np.array([1, 28], np.float32)
     with pytest.raises(DivergedError, match=f"place {place}, expected places from 0 to 2"):
-        add_at(places, values, room[1:4])
+        kernels.add_at(places, values, room[1:4])
     assert room.tolist() == [0, 1, 0, 0, 0]
 
 
@@ -346,18 +337,18 @@ values = st.lists(
 @given(values)
 def test_all_finite_agrees_with_numpy(found: list[float]) -> None:
     array = np.array(found, np.float32)
-    assert all_finite(array) == bool(np.isfinite(array).all())
+    assert kernels.all_finite(array) == bool(np.isfinite(array).all())
     wide = np.array([found, found], np.float64)
-    assert all_finite(wide) == bool(np.isfinite(wide).all())
+    assert kernels.all_finite(wide) == bool(np.isfinite(wide).all())
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 def test_all_finite_finds_a_single_bad_value(bad: float) -> None:
     array = np.full((5, 7), LARGEST, np.float32)
-    assert all_finite(array)
+    assert kernels.all_finite(array)
     array[4, 6] = bad
-    assert not all_finite(array)
-    assert not all_finite(array.T)
-    assert all_finite(array[:4])
+    assert not kernels.all_finite(array)
+    assert not kernels.all_finite(array.T)
+    assert kernels.all_finite(array[:4])
     array.flags.writeable = False
-    assert not all_finite(array)
+    assert not kernels.all_finite(array)

@@ -7,15 +7,7 @@ from hypothesis import strategies as st
 from tests.kernels.batches import numbers as random
 from tests.kernels.batches import same
 
-from fleetlight.kernels import (
-    Batch,
-    ChangedRows,
-    PendingRows,
-    copy_rows,
-    lay_aside,
-    read_as_they_were,
-    twin_table,
-)
+from fleetlight import kernels
 
 WIDTH, ROW_COUNT, UNREAD, ROOM = 3, 80, 70, 9
 lists = st.lists(st.integers(-1, ROW_COUNT - 1), max_size=30)
@@ -28,13 +20,13 @@ requests = st.lists(lists, max_size=4)
 def test_each_row_is_taken_once_before_it_changes(
     requests: list[list[int]], a: int, b: int
 ) -> None:
-    rows, pending, taken = random(0, ROW_COUNT, WIDTH), PendingRows(UNREAD), set[int]()
+    rows, pending, taken = random(0, ROW_COUNT, WIDTH), kernels.PendingRows(UNREAD), set[int]()
     for request in requests:
         numbers, start = np.array(request, np.int64), 0
-        mine, theirs = (Batch.empty(ROOM, WIDTH) for _ in range(2))
+        mine, theirs = (kernels.Batch.empty(ROOM, WIDTH) for _ in range(2))
         while start < len(numbers):
             args = rows, numbers, 7 * numbers, start
-            end = twin_table.take_rows(taken, UNREAD, *args, theirs)
+            end = kernels.twin_table.take_rows(taken, UNREAD, *args, theirs)
             assert pending.take(*args, mine) == end
             assert mine.used == theirs.used
             for ours, twin in ((mine.rows, theirs.rows), (mine.numbers, theirs.numbers)):
@@ -56,7 +48,7 @@ def test_copy_rows_copies_whole_rows() -> None:
     rows = random(0, ROW_COUNT, WIDTH)
     numbers = np.array([5, 79, 5, 0])
     out = np.empty((4, WIDTH), np.float32)
-    copy_rows(rows, numbers, out)
+    kernels.copy_rows(rows, numbers, out)
     assert same(out, rows[numbers])
 
 
@@ -71,7 +63,11 @@ calls = st.lists(st.tuples(st.sampled_from(["mark", "clear", "take", "give_back"
 @settings(deadline=None)
 @given(calls)
 def test_marks_are_a_set(calls: list[tuple[str, list[int]]]) -> None:
-    changed, expected, taken = ChangedRows(), set[int](), (np.zeros(0, np.uint32), set[int]())
+    changed, expected, taken = (
+        kernels.ChangedRows(),
+        set[int](),
+        (np.zeros(0, np.uint32), set[int]()),
+    )
     for call, some in calls:
         theirs = np.array(some, np.int64)
         if call == "mark":
@@ -86,7 +82,7 @@ def test_marks_are_a_set(calls: list[tuple[str, list[int]]]) -> None:
             changed.give_back(taken[0])
             expected |= taken[1]
         assert len(changed) == len(expected)
-    pending = PendingRows(ROWS, changed.take())
+    pending = kernels.PendingRows(ROWS, changed.take())
     assert pending.left == len(expected)
     assert pending.take_between(0, ROWS).tolist() == sorted(expected)
     assert len(changed) == pending.left == 0
@@ -111,8 +107,8 @@ def test_each_row_is_copied_once_before_it_changes(
     used = 0
     for batch in changes:
         numbers = np.array(batch, np.int64)
-        fresh = lay_aside(places[0], rows, mine, used, numbers)
-        assert same(fresh, twin_table.lay_aside(places[1], rows, theirs, used, numbers))
+        fresh = kernels.lay_aside(places[0], rows, mine, used, numbers)
+        assert same(fresh, kernels.twin_table.lay_aside(places[1], rows, theirs, used, numbers))
         assert same(mine, theirs)
         assert same(places[0], places[1])
         used += len(fresh)
@@ -122,7 +118,7 @@ def test_each_row_is_copied_once_before_it_changes(
         if place > 0:
             assert same(mine[place - 1], first[number])
     unread = np.flatnonzero(places[0] >= 0).astype(np.int32)
-    was = read_as_they_were(places[0], rows, mine, unread, -1)
-    assert same(was, twin_table.read_as_they_were(places[1], rows, theirs, unread, -1))
+    was = kernels.read_as_they_were(places[0], rows, mine, unread, -1)
+    assert same(was, kernels.twin_table.read_as_they_were(places[1], rows, theirs, unread, -1))
     assert same(was, first[unread])
     assert same(places[0], places[1])

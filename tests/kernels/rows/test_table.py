@@ -19,16 +19,8 @@ from numpy.typing import NDArray
 from tests.kernels.batches import id_batches, numbers, same
 from tests.kernels.batches import numbers as random
 
+from fleetlight import kernels
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import (
-    RULES,
-    Initializer,
-    RowTable,
-    first_values,
-    rule_named,
-    table_seed,
-    twin_table,
-)
 from fleetlight.kernels.arrays import Ids, Matrix
 from fleetlight.kernels.rows import copies, memory, slab
 from fleetlight.kernels.rows import index as index_module
@@ -37,7 +29,7 @@ from fleetlight.kernels.rows.index import Index
 from fleetlight.kernels.rows.slab import TOP, Slab
 from fleetlight.kernels.twin_table import TwinTable
 
-UNIFORM = Initializer("uniform", -0.1, 0.1)
+UNIFORM = kernels.Initializer("uniform", -0.1, 0.1)
 OPTIONS = {
     "lr": 0.1,
     "initial_accumulator_value": 0.1,
@@ -54,14 +46,14 @@ class Both(RuleBasedStateMachine):
 
     @initialize(
         dim=st.integers(1, 5),
-        name=st.sampled_from(sorted(RULES)),
+        name=st.sampled_from(sorted(kernels.RULES)),
         kind=st.sampled_from(["uniform", "normal"]),
         meta=st.integers(0, 4),
     )
     def begin(self, dim: int, name: str, kind: str, meta: int) -> None:
-        learn = rule_named(name, OPTIONS)
-        how = Initializer(kind, 0.5, 1.0)  # type: ignore[arg-type]
-        self.table = RowTable(dim, learn, 11, how, meta)
+        learn = kernels.rule_named(name, OPTIONS)
+        how = kernels.Initializer(kind, 0.5, 1.0)  # type: ignore[arg-type]
+        self.table = kernels.RowTable(dim, learn, 11, how, meta)
         self.twin = TwinTable(dim, learn, 11, how, meta)
         self.step = 0
 
@@ -123,7 +115,7 @@ def cramped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("cramped")
 def test_table_equals_the_twin_during_growth() -> None:
     rng = np.random.default_rng(5)
-    table, twin = RowTable(3, "add", 1, UNIFORM, 1), TwinTable(3, "add", 1, UNIFORM, 1)
+    table, twin = kernels.RowTable(3, "add", 1, UNIFORM, 1), TwinTable(3, "add", 1, UNIFORM, 1)
     growing = 0
     for step in range(1200):
         ids = rng.integers(0, 30 + 2 * step, rng.integers(0, 5))
@@ -147,7 +139,7 @@ def test_table_equals_the_twin_during_growth() -> None:
     assert table._slab.capacity < 3000
 
 
-def _assert_same_content(table: RowTable, twin: TwinTable) -> None:
+def _assert_same_content(table: kernels.RowTable, twin: TwinTable) -> None:
     inside = twin.numbers
     assert (table.numbers == inside).all()
     assert same(table.ids_of(inside), twin.ids_of(inside))
@@ -156,29 +148,29 @@ def _assert_same_content(table: RowTable, twin: TwinTable) -> None:
 
 def test_first_values_do_not_depend_on_insertion_order() -> None:
     ids = np.random.default_rng(0).permutation(200_000) * 7919 - 10**9
-    table = RowTable(2, "adagrad", 9, UNIFORM)
+    table = kernels.RowTable(2, "adagrad", 9, UNIFORM)
     for batch in np.array_split(ids, 31):
-        assert same(table.pull(batch), first_values(batch, 2, 9, UNIFORM))
+        assert same(table.pull(batch), kernels.first_values(batch, 2, 9, UNIFORM))
     assert len(table) == len(ids)
     assert (table.ids_of(table.find(ids)) == ids).all()
 
 
 def test_a_batch_larger_than_the_table() -> None:
-    table = RowTable(1, "sgd", 0, UNIFORM)
+    table = kernels.RowTable(1, "sgd", 0, UNIFORM)
     ids = np.arange(100_000)
     table.insert(ids[:10])
-    assert same(table.pull(ids), first_values(ids, 1, 0, UNIFORM))
+    assert same(table.pull(ids), kernels.first_values(ids, 1, 0, UNIFORM))
 
 
 def test_capacity_hint_avoids_growth() -> None:
-    table = RowTable(1, "sgd", capacity_hint=50_000)
+    table = kernels.RowTable(1, "sgd", capacity_hint=50_000)
     table.insert(np.arange(50_000))
     assert not table.growing
     assert table._index.nbytes == 16 * 131_072
 
 
 def test_growth_does_not_move_rows() -> None:
-    table = RowTable(2, "sgd", 0, UNIFORM)
+    table = kernels.RowTable(2, "sgd", 0, UNIFORM)
     table.insert([1])
     view = table.rows
     table.insert(np.arange(300_000))
@@ -187,20 +179,20 @@ def test_growth_does_not_move_rows() -> None:
 
 
 def test_pull_without_insert_does_not_change_the_table() -> None:
-    table = RowTable(4, "adam", 3, UNIFORM)
-    assert same(table.pull([1, 2, 1], insert=False), first_values([1, 2, 1], 4, 3, UNIFORM))
+    table = kernels.RowTable(4, "adam", 3, UNIFORM)
+    assert same(table.pull([1, 2, 1], insert=False), kernels.first_values([1, 2, 1], 4, 3, UNIFORM))
     assert len(table) == 0
     assert table.find([1]).tolist() == [-1]
 
 
 def test_push_sums_gradients_before_squaring() -> None:
-    table = RowTable(1, "adagrad")
+    table = kernels.RowTable(1, "adagrad")
     table.push([4, 4], [[1], [2]], table.rule.hyper({"lr": 1.0}))
     assert table.rows.tolist() == [[-1.0, 9.0]]
 
 
 def test_push_of_distinct_ids_gives_the_same_rows() -> None:
-    tables = [RowTable(3, "adagrad", 0, UNIFORM) for _ in range(2)]
+    tables = [kernels.RowTable(3, "adagrad", 0, UNIFORM) for _ in range(2)]
     ids, grads = np.arange(50), numbers(0, 50, 3)
     for table, distinct in zip(tables, (True, False), strict=True):
         table.push(ids, grads, table.rule.hyper({"lr": 0.1}), distinct=distinct)
@@ -208,23 +200,23 @@ def test_push_of_distinct_ids_gives_the_same_rows() -> None:
 
 
 def test_load_keeps_the_last_of_repeated_rows() -> None:
-    table = RowTable(1, "sgd", meta_width=1)
+    table = kernels.RowTable(1, "sgd", meta_width=1)
     table.load([3, 3], [[1, 2], [3, 4]])
     assert table.rows.tolist() == [[3, 4]]
 
 
 def test_removed_id_restarts_in_a_clean_row() -> None:
-    table = RowTable(1, "adagrad", 0, UNIFORM, meta_width=1)
+    table = kernels.RowTable(1, "adagrad", 0, UNIFORM, meta_width=1)
     table.push([8], [[5]], table.rule.hyper({"lr": 1.0}))
     table.rows[:, 2] = 7
     assert table.remove(table.find([8])) == 1
     assert len(table) == 0
     table.insert([8])
-    assert table.rows.tolist() == [[first_values([8], 1, 0, UNIFORM).item(), 0, 0]]
+    assert table.rows.tolist() == [[kernels.first_values([8], 1, 0, UNIFORM).item(), 0, 0]]
 
 
 def test_removed_rows_have_no_id() -> None:
-    table = RowTable(1, "sgd")
+    table = kernels.RowTable(1, "sgd")
     table.insert([1, 2])
     table.remove([0])
     with pytest.raises(ConfigError, match="row 0 of 2 holds no id"):
@@ -232,20 +224,20 @@ def test_removed_rows_have_no_id() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    table = RowTable(2, "sgd")
+    table = kernels.RowTable(2, "sgd")
     with pytest.raises(ConfigError, match=r"gradients have the shape \[1, 3\], expected \[1, 2\]"):
         table.push([1], np.ones((1, 3)), table.rule.hyper({"lr": 1.0}))
     with pytest.raises(ConfigError, match=r"expected 5: pass the result of rule\.hyper"):
         table.push([1], np.ones((1, 2)), np.ones(1))
     with pytest.raises(ConfigError, match="expected dim >= 1"):
-        RowTable(0, "sgd")
+        kernels.RowTable(0, "sgd")
     assert len(table) == 0
 
 
 @settings(deadline=None, max_examples=20)
 @given(id_batches)
 def test_nbytes_counts_used_rows_only(ids: Batch) -> None:
-    table = RowTable(16, "adagrad", meta_width=4)
+    table = kernels.RowTable(16, "adagrad", meta_width=4)
     empty = table.nbytes
     table.insert(ids)
     assert table.nbytes == empty + len(table) * (16 + 16 + 4 + 1) * 4
@@ -259,11 +251,11 @@ def test_bytes_per_row_at_ten_million_ids() -> None:
 # -- the index during growth: its contents, and the share of the work that each operation does ----
 
 
-def growing_table(monkeypatch: pytest.MonkeyPatch) -> RowTable:
+def growing_table(monkeypatch: pytest.MonkeyPatch) -> kernels.RowTable:
     """A table of 800 rows whose index starts to grow."""
     monkeypatch.setattr(index_module, "_MOVES", 0)
     monkeypatch.setattr(index_module, "_LOOKED_FOR", 10**9)
-    table = RowTable(1, "sgd")
+    table = kernels.RowTable(1, "sgd")
     table.insert(np.arange(800))
     assert table.growing
     assert len(table._index.old) == 2 * 1024
@@ -337,7 +329,7 @@ def test_index_is_sized_by_the_hint() -> None:
 
 
 def test_inserts_prepare_the_next_index() -> None:
-    table = RowTable(1, "sgd")
+    table = kernels.RowTable(1, "sgd")
     ready = []
     for start in range(0, 714, 7):
         table.insert(np.arange(start, start + 7))
@@ -450,7 +442,7 @@ def test_tables_work_without_huge_pages(
         monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     caplog.set_level(logging.DEBUG, memory.__name__)
     ids = np.arange(200_000)
-    table = RowTable(8, "sgd", capacity_hint=len(ids))
+    table = kernels.RowTable(8, "sgd", capacity_hint=len(ids))
     numbers = table.insert(ids)
     assert np.array_equal(table.find(ids), numbers)
     # the rows, the part of an id's hash in each, and the index
@@ -528,7 +520,7 @@ def test_read_equals_the_twin(found: list[int], last: list[int], oldest: int) ->
     rows = made(last)
     out, expected = np.zeros((2, len(found), DIM), np.float32)
     stale = copies.read(rows, ids(found), oldest, out)
-    assert same(stale, twin_table.read_copies(rows, ids(found), oldest, expected))
+    assert same(stale, kernels.twin_table.read_copies(rows, ids(found), oldest, expected))
     assert same(out, expected)
     assert same(rows, made(last))
 
@@ -538,7 +530,7 @@ def test_read_equals_the_twin(found: list[int], last: list[int], oldest: int) ->
 def test_mark_equals_the_twin(found: list[int], last: list[int]) -> None:
     mine, theirs = made(last), made(last)
     known = ids([number for number in found if number >= 0])
-    assert same(copies.mark(mine, known, 3), twin_table.mark_copies(theirs, known, 3))
+    assert same(copies.mark(mine, known, 3), kernels.twin_table.mark_copies(theirs, known, 3))
     assert same(mine, theirs)
     assert not len(copies.mark(mine, known, 3))
 
@@ -549,9 +541,9 @@ def test_visit_reads_and_marks(found: list[int], last: list[int], oldest: int) -
     mine, theirs = made(last), made(last)
     out, expected = np.zeros((2, len(found), DIM), np.float32)
     stale, fresh = copies.visit(mine, ids(found), oldest, 3, out)
-    assert same(stale, twin_table.read_copies(theirs, ids(found), oldest, expected))
+    assert same(stale, kernels.twin_table.read_copies(theirs, ids(found), oldest, expected))
     assert same(out, expected)
-    assert same(fresh, twin_table.mark_copies(theirs, np.delete(ids(found), stale), 3))
+    assert same(fresh, kernels.twin_table.mark_copies(theirs, np.delete(ids(found), stale), 3))
     assert same(mine, theirs)
 
 
@@ -561,7 +553,7 @@ def test_renew_equals_the_twin(found: list[int], last: list[int]) -> None:
     mine, theirs = made(last), made(last)
     arrived = random(1, len(found), DIM)
     copies.renew(mine, ids(found), arrived)
-    twin_table.renew_copies(theirs, ids(found), arrived)
+    kernels.twin_table.renew_copies(theirs, ids(found), arrived)
     assert same(mine, theirs)
 
 
@@ -571,7 +563,7 @@ def test_share_equals_the_twin(found: list[int], last: list[int], among: int) ->
     mine, theirs = made(last), made(last)
     known = ids([number for number in found if number >= 0])
     sent = copies.share(mine, known, among, DIM)
-    assert same(sent, twin_table.share_copies(theirs, known, among, DIM))
+    assert same(sent, kernels.twin_table.share_copies(theirs, known, among, DIM))
     assert same(mine, theirs)
 
 
@@ -590,23 +582,23 @@ def test_renew_keeps_unsent_local_progress() -> None:
 # -- first values equal the twin bit for bit and have the requested distribution ------------------
 
 initializers = st.builds(
-    Initializer, st.sampled_from(KINDS), st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)
+    kernels.Initializer, st.sampled_from(KINDS), st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)
 )
 
 
 @settings(deadline=None)
 @given(id_batches, st.integers(1, 33), st.integers(-(2**70), 2**70), initializers)
 def test_first_values_equal_the_twin_bit_for_bit(
-    ids: NDArray[np.int64], dim: int, seed: int, initializer: Initializer
+    ids: NDArray[np.int64], dim: int, seed: int, initializer: kernels.Initializer
 ) -> None:
-    ours = first_values(ids, dim, seed, initializer)
-    assert same(ours, twin_table.first_values(ids, dim, seed, initializer))
+    ours = kernels.first_values(ids, dim, seed, initializer)
+    assert same(ours, kernels.twin_table.first_values(ids, dim, seed, initializer))
 
 
 def test_first_values_never_change_between_releases() -> None:
     # a resumed job must give new rows the same first values
-    uniform = first_values([7, -7], 2, 42, Initializer("uniform", -0.5, 0.5))
-    normal = first_values([7, -7], 2, 42, Initializer("normal", 0.0, 0.01))
+    uniform = kernels.first_values([7, -7], 2, 42, kernels.Initializer("uniform", -0.5, 0.5))
+    normal = kernels.first_values([7, -7], 2, 42, kernels.Initializer("normal", 0.0, 0.01))
     assert [value.hex() for value in uniform.ravel().tolist()] == [
         "-0x1.64814c0000000p-2",
         "-0x1.beee400000000p-2",
@@ -624,15 +616,15 @@ def test_first_values_never_change_between_releases() -> None:
 @pytest.mark.parametrize(
     ("initializer", "mean", "deviation"),
     [
-        (Initializer("uniform", -1.0, 3.0), 1.0, 4 / 12**0.5),
-        (Initializer("normal", 2.0, 0.5), 2.0, 0.5),
+        (kernels.Initializer("uniform", -1.0, 3.0), 1.0, 4 / 12**0.5),
+        (kernels.Initializer("normal", 2.0, 0.5), 2.0, 0.5),
     ],
     ids=["uniform", "normal"],
 )
 def test_mean_and_deviation_match_the_initializer(
-    initializer: Initializer, mean: float, deviation: float
+    initializer: kernels.Initializer, mean: float, deviation: float
 ) -> None:
-    values = first_values(np.arange(50_000), 8, 1, initializer).astype(np.float64)
+    values = kernels.first_values(np.arange(50_000), 8, 1, initializer).astype(np.float64)
     assert values.mean() == pytest.approx(mean, abs=0.01)
     assert values.std() == pytest.approx(deviation, rel=0.01)
     # values of adjacent ids or columns are uncorrelated
@@ -641,24 +633,24 @@ def test_mean_and_deviation_match_the_initializer(
 
 
 def test_normal_values_have_tails() -> None:
-    values = first_values(np.arange(100_000), 4, 1, Initializer("normal", 0.0, 1.0))
+    values = kernels.first_values(np.arange(100_000), 4, 1, kernels.Initializer("normal", 0.0, 1.0))
     assert np.mean(np.abs(values) > 2) == pytest.approx(0.0455, abs=0.002)
     assert np.abs(values).max() > 4
 
 
 def test_values_differ_between_seeds_ids_and_columns() -> None:
-    uniform = Initializer("uniform", 0.0, 1.0)
-    values = [first_values(np.arange(1000), 4, seed, uniform) for seed in (0, 1, 2)]
+    uniform = kernels.Initializer("uniform", 0.0, 1.0)
+    values = [kernels.first_values(np.arange(1000), 4, seed, uniform) for seed in (0, 1, 2)]
     assert len(np.unique(np.stack(values))) > 11_990
 
 
 def test_table_seed_depends_on_job_seed_and_name() -> None:
-    assert table_seed(0, "user") == 5312784502436322170
-    assert len({table_seed(j, n) for j in range(10) for n in ("user", "item")}) == 20
+    assert kernels.table_seed(0, "user") == 5312784502436322170
+    assert len({kernels.table_seed(j, n) for j in range(10) for n in ("user", "item")}) == 20
 
 
 def test_invalid_initializers_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'uniform'"):
-        Initializer("unifrom")  # type: ignore[arg-type]
+        kernels.Initializer("unifrom")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="expected numbers"):
-        Initializer("normal", 0.0, float("nan"))
+        kernels.Initializer("normal", 0.0, float("nan"))
