@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.data.observing import Observing
+from tests.errors import refuses
 from tests.static.test_executor import SmallProgram
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -119,9 +120,7 @@ def test_a_loader_yields_nothing_before_start_or_after_reset() -> None:
     reader = static.bind(loader(), [example.x, example.y])
     reader.reset()
     for _ in range(2):
-        with pytest.raises(
-            ConfigError, match=r"^feed 'x' is missing: the run got no feed, and no lo"
-        ):
+        with refuses(ConfigError, "feed 'x' is missing: the run got no feed, and no lo"):
             example.run(feed=None)
         reader.start()
         example.run(feed=None)
@@ -133,13 +132,9 @@ def test_one_loader_is_started_at_a_time() -> None:
     example = SmallProgram()
     one, other = (static.bind(loader(4, 4), [example.x, example.y]) for _ in range(2))
     one.start()
-    with pytest.raises(
-        ConfigError, match=r"^start: another loader of the program was started and is"
-    ):
+    with refuses(ConfigError, "start: another loader of the program was started and is"):
         other.start()
-    with pytest.raises(
-        ConfigError, match=r"^start: this loader was started and is not at its end; c"
-    ):
+    with refuses(ConfigError, "start: this loader was started and is not at its end; c"):
         one.start()
     example.run(feed=None)
     with pytest.raises(static.EndOfData):
@@ -327,23 +322,15 @@ def test_mismatched_arguments_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1\n")
     stream = FileStream(str(tmp_path / "a"), lambda lines: lines)
     train: Any = example.executor.train_from_dataset
-    with pytest.raises(
-        ConfigError, match=r"^a FileStream gives lines; give its loader, stream\.lo"
-    ):
+    with refuses(ConfigError, "a FileStream gives lines; give its loader, stream.lo"):
         train(None, stream)
-    with pytest.raises(
-        ConfigError, match=r"^dataset: got a NoneType, expected a loader of batches"
-    ):
+    with refuses(ConfigError, "dataset: got a NoneType, expected a loader of batches"):
         train()
-    with pytest.raises(
-        ConfigError, match=r"^fetch_info: got 2 names, expected one for each of the 1"
-    ):
+    with refuses(ConfigError, "fetch_info: got 2 names, expected one for each of the 1"):
         train(None, loader(), [example.loss], ["a", "b"])
     with pytest.raises(ConfigError, match=r"^print_period: got 0, expected a number of runs$"):
         train(None, loader(), print_period=0)
-    with pytest.raises(
-        ConfigError, match=r"^infer_from_dataset: got a program that trains; give pr"
-    ):
+    with refuses(ConfigError, "infer_from_dataset: got a program that trains; give pr"):
         example.executor.infer_from_dataset(None, loader())
 
 

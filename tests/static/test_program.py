@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import refuses
 from tests.static.nets import accuracy, batch, captured, net
 from torch import Tensor, nn
 
@@ -103,9 +104,7 @@ def test_fetches_do_not_change_the_training() -> None:
 
 
 def test_a_fetch_that_does_not_exist_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"fetch 'acuracy' is not one of this program: .*accuracy"
-    ):
+    with refuses(ConfigError, "fetch 'acuracy' is not one of this program:", "accuracy"):
         static.Executor().run(make_program(), batch(0), ["acuracy"])
 
 
@@ -470,9 +469,7 @@ def test_variables_name_feeds_and_examples_fix_dynamic_sizes(tmp_path: Path) -> 
         weights = static.data("input", [4])
         output = model(ids, weights)
     static.Executor().run(program.startup)
-    with pytest.raises(
-        ConfigError, match=r"feed ids: int64\[\?, \?\] has a dynamic size beside the"
-    ):
+    with refuses(ConfigError, "feed ids: int64[?, ?] has a dynamic size beside the"):
         fleet.save_inference_model(tmp_path, [ids, weights], [output], program=program)
     feeds = {"ids": torch.zeros(2, 6, dtype=torch.int64), "input": torch.ones(4)}
     fleet.save_inference_model(tmp_path, feeds, output, program=program)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.columns.making import groups_read, numbered, numbers, shards
 from tests.data.queued import records, run, workers_of
+from tests.errors import refuses
 from tests.workers import run_workers
 from torch.utils.data import DataLoader
 
@@ -125,9 +126,7 @@ def test_position_in_other_files_is_refused(data: ColumnFiles, tmp_path: Path) -
     one = shards(data.loader(4), 1)[0]
     numbers(one, 2)
     other = shards(fleet.data.parquet(numbered(tmp_path, [103])).loader(4), 1)[0]
-    with pytest.raises(
-        CheckpointError, match=r"in the order '5 files, 103.* the order '1 files, 103"
-    ):
+    with refuses(CheckpointError, "in the order '5 files, 103", "the order '1 files, 103"):
         other.load_state_dict(one.state_dict())
 
 

@@ -25,6 +25,7 @@ from PIL import Image
 from tests.data.columns.making import numbers, shards
 from tests.data.queued import records, run, workers_of
 from tests.data.tars.making import array_bytes, numbered, sample, tar_bytes
+from tests.errors import refuses
 from tests.store.s3 import FaultProxy
 from torch.utils.data import DataLoader
 
@@ -163,18 +164,14 @@ def test_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fleet.data.webdataset(tmp_path, ["cls"], index=kept)[-1]["cls"] == 99
     for file in kept.iterdir():
         file.write_bytes(b"nonsense")
-    with pytest.raises(
-        DataError, match=r"index\.npy: got a file that is no index of .*; delete it"
-    ):
+    with refuses(DataError, "index.npy: got a file that is no index of", "; delete it"):
         fleet.data.webdataset(tmp_path, ["cls"], index=kept)
 
 
 def test_cut_off_and_empty_files_are_errors(write: Write, tmp_path: Path) -> None:
     path = write(*sample(1), *sample(2))
     path.write_bytes(path.read_bytes()[:4_610])
-    with pytest.raises(
-        DataError, match=r"a\.tar: ends at byte 4610, expected 'train/000002\.json'"
-    ):
+    with refuses(DataError, "a.tar: ends at byte 4610, expected 'train/000002.json'"):
         fleet.data.webdataset(path)
     write(name="a.tar")
     with pytest.raises(DataError, match=r"a\.tar: got no sample in 1 files"):
@@ -185,9 +182,7 @@ def test_cut_off_and_empty_files_are_errors(write: Write, tmp_path: Path) -> Non
 
 def test_key_that_returns_is_an_error(write: Write) -> None:
     path = write(("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"))
-    with pytest.raises(
-        DataError, match=r"a\.tar, member 'a\.cls': the key 'a' has members at byte 0"
-    ):
+    with refuses(DataError, "a.tar, member 'a.cls': the key 'a' has members at byte 0"):
         fleet.data.webdataset(path)
     path = write(("a.cls", b"1"), ("a.cls", b"2"))
     with pytest.raises(DataError, match=r"member 'a\.cls': the key 'a' has two members \.cls"):
@@ -478,9 +473,7 @@ def test_position_in_other_files_is_refused(data: TarFiles, tmp_path: Path) -> N
     one = shards(data.loader(4), 1)[0]
     numbers(one, 2)
     other = shards(fleet.data.webdataset(numbered(tmp_path, [103]), FIELDS).loader(4), 1)[0]
-    with pytest.raises(
-        fleet.errors.CheckpointError, match=r"in the order '5 files, .* has the order '"
-    ):
+    with refuses(fleet.errors.CheckpointError, "in the order '5 files,", "has the order '"):
         other.load_state_dict(one.state_dict())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.errors import refuses
 from tests.static import kinds
 from torch import Tensor, fx, nn
 
@@ -310,11 +311,7 @@ def test_sizes_that_take_another_branch_are_refused() -> None:
     executor = static.Executor()
     executor.run(static.default_startup_program())
     assert executor.run(feed={"x": torch.ones(6, 4)}, fetch_list=[y])[0].sum() == 48
-    with pytest.raises(
-        ConfigError,
-        match=r"^feed 'x': got 2 in dimension 0, expected at least 6: the program branched "
-        r"on this size when it was written$",
-    ):
+    with refuses(ConfigError, "feed 'x': got 2 in dimension 0, expected at least 6", "branched"):
         executor.run(feed={"x": torch.ones(2, 4)}, fetch_list=[y])
 
 
@@ -322,10 +319,8 @@ def test_sizes_that_take_another_branch_are_refused() -> None:
 def test_reading_a_dynamic_size_as_a_number_is_refused(looks: Callable[[Tensor], object]) -> None:
     x = static.data("x", [None, 4])
     looks(x)
-    with pytest.raises(
-        PlanError,
-        match=r"^data 'x': dimension 0 is dynamic, but the program reads this size \(by len\(\),"
-        r" int\(\), or a loop\) and would be valid for one size only; give it in static\.data",
+    with refuses(
+        PlanError, "data 'x': dimension 0 is dynamic", "by len()", "give it in static.data"
     ):
         str(static.default_main_program())
 

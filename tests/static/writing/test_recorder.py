@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.errors import refuses
 from tests.static import kinds
 from tests.static.kinds import KINDS, batch, captured, loss_of
 from torch import Tensor, nn
@@ -90,13 +91,7 @@ VALUES: list[Callable[[Tensor], Any]] = [
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("reads", VALUES)
 def test_reading_values_is_refused(reads: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(
-        PlanError,
-        match=r"^the program reads the values of its tensors \(\w+: an `if`, a loop, .item\(\) "
-        r"or print\), which do not exist while it is written: it is the same for all "
-        r"batches; use torch\.where instead of an `if`, fetch what you want to print, or train "
-        r"eagerly$",
-    ):
+    with refuses(PlanError, "reads the values of its tensors", "torch.where instead of an `if`"):
         reads(static.data("x", [None, 4]))
 
 
@@ -133,11 +128,7 @@ def test_changing_a_constant_in_place_is_refused() -> None:
             total += x.sum(0)
             return total
 
-    with pytest.raises(
-        PlanError,
-        match=r"^add_: a tensor of shape \[4\], neither parameter nor buffer, changes in "
-        r"place, .*; create it from a tensor of the program, x\.new_zeros.*, or register it",
-    ):
+    with refuses(PlanError, "add_: a tensor of shape [4]", "changes in place", "x.new_zeros"):
         Adds()(static.data("x", [None, 4]))
 
 
@@ -167,9 +158,7 @@ def test_replacing_a_buffer_by_another_shape_is_refused() -> None:
             self.seen = x.sum(0)
             return x
 
-    with pytest.raises(
-        PlanError, match=r"the forward has replaced seen; expected a tensor of shape \[1\]"
-    ):
+    with refuses(PlanError, "the forward has replaced seen; expected a tensor of shape [1]"):
         Grows()(static.data("x", [None, 4]))
 
 
@@ -192,9 +181,7 @@ def test_sparse_gradients_are_refused_with_advice() -> None:
     with pytest.raises(PlanError, match=r"Embedding\(sparse=True\).*sparse=False.*servers"):
         static.minimize(torch.optim.SGD(model.parameters(), lr=1), model(ids).sum())
     weight = nn.Parameter(torch.ones(9, 2))
-    with pytest.raises(
-        PlanError, match=r"a program cannot have .*, since it has dense tensors only"
-    ):
+    with refuses(PlanError, "a program cannot have", ", since it has dense tensors only"):
         static.minimize(
             torch.optim.SGD([weight], lr=1), F.embedding(ids, weight, sparse=True).sum()
         )
