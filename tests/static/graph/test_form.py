@@ -319,9 +319,7 @@ def test_sizes_that_take_another_branch_are_refused() -> None:
 def test_reading_a_dynamic_size_as_a_number_is_refused(looks: Callable[[Tensor], object]) -> None:
     x = static.data("x", [None, 4])
     looks(x)
-    with refuses(
-        PlanError, "data 'x': dimension 0 is dynamic", "by len()", "give it in static.data"
-    ):
+    with refuses(PlanError, "'x': dimension 0 is dynamic", "by len()", "give it in static.data"):
         str(static.default_main_program())
 
 
