@@ -395,11 +395,10 @@ def test_urls_and_paths() -> None:
 
 # -- file systems of fsspec: what remains when a writer dies, and half-written files --------------
 
-pytest.importorskip("fsspec")
-
 
 @pytest.fixture
 def in_memory(tmp_path: Path) -> FilesystemStore:
+    pytest.importorskip("fsspec")
     return FilesystemStore(f"memory://{tmp_path.name}/run", Limits(deadline_s=0.2), {})
 
 

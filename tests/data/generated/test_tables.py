@@ -233,7 +233,7 @@ def test_one_field_without_numbers_is_supported() -> None:
     assert model.probabilities(np.zeros((200, 0)), ids).mean() == pytest.approx(0.25, abs=1e-3)
 
 
-# -- zipf ranks and the alias sampler -------------------------------------------------------------
+# -- Zipf ranks and the alias sampler -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.05, 1.2, 2.0])

@@ -304,7 +304,7 @@ def test_the_stand_in_is_a_click_log(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(data[0], ClickLog(1, seed=2)[0], strict=True))
 
 
-# -- movieLens in its three formats ---------------------------------------------------------------
+# -- MovieLens in its three formats ---------------------------------------------------------------
 
 FORMS = {
     "ml-100k/u.data": "196\t242\t3\t881250949\n186\t302\t4\t891717742\n",
