@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of a snapshot."""
+"""The content of a snapshot: inputs, values, random generators and workers."""
 
 import dataclasses
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets that build whole batches."""
+"""Data sets that build whole batches, hashes and random bits, and processes that load."""
 
 import os
 import signal

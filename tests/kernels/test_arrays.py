@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of arguments to the arrays that kernels take."""
+"""Arrays, checksums, columns and differences in kernels."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bucket does wrong, and what the user is told."""
+"""What a bucket does wrong, what the user is told, and what every store does."""
 
 import builtins
 import logging

@@ -397,7 +397,7 @@ def test_position_outside_is_an_error() -> None:
         order[3]
 
 
-# -- `SeededRng`: its own random numbers, with the global generators unchanged ----------------------
+# -- `SeededRng`: its own random numbers, with the global generators unchanged --------------------
 
 DRAWS: list[Callable[[], object]] = [
     lambda: torch.rand(3).tolist(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""uint8 images as a data set."""
+"""Uint8 images as a data set: folders, files, transforms and stand-ins."""
 
 import pickle
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines split at separators."""
+"""Lines split at separators, and the readers of tables made of them."""
 
 import gzip
 import math
