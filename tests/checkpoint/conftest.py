@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file system whose changes a test observes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

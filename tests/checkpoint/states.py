@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small snapshots to save, and an os module that fails or stops at the n-th call."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deltas in folders and under URLs: what a manifest that is kept needs stays, and is whole."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -106,13 +104,11 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_every_third_save_is_a_base(location: str) -> None:
-    bases = {1: 1, 2: 1, 3: 1, 4: 4, 5: 4, 6: 4, 7: 7}
-    for step, base in bases.items():
+    for step, base in {1: 1, 2: 1, 3: 1, 4: 4, 5: 4, 6: 4, 7: 7}.items():
         assert save(location, step) == ("base" if step == base else "delta")
         found(location, step, base)
         assert len(folders(location)) == (1 if step == base else 2)
-    written = {e.name for e in checkpoint.read(location).manifest.files}
-    assert "ads.delta" not in written
+    assert "ads.delta" not in {e.name for e in checkpoint.read(location).manifest.files}
 
 
 def test_the_base_of_an_earlier_generation_stays(tmp_path: Path) -> None:
@@ -202,8 +198,7 @@ def test_a_base_that_another_job_has_replaced_is_refused(tmp_path: Path, kind: s
 
 def test_a_save_without_deltas_names_no_base(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, snapshot(1))
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert not {"base", "name"} & set(manifest)
+    assert not {"base", "name"} & set(json.loads((tmp_path / "manifest.json").read_text()))
 
 
 @pytest.mark.slow

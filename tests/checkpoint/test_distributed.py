@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed.checkpoint reads our files, and what it writes loads as any safetensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 def test_torch_reads_our_files_and_writes_some_that_load(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "ckpt", snapshot(3))
-    module = torch.nn.Linear(4, 2)
-    state = module.state_dict()
+    state = torch.nn.Linear(4, 2).state_dict()
     reader = dcp.HuggingFaceStorageReader(checkpoint.read(tmp_path / "ckpt").location)
     dcp.load(state, storage_reader=reader, no_dist=True)
     assert {float(tensor.unique()) for tensor in state.values()} == {3.0}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures during a save leave a complete checkpoint."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging
@@ -16,13 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoint.states import (
-    folders,
-    full_disk_at,
-    snapshot,
-    uninstall,
-    whole_step,
-)
+from tests.checkpoint.states import folders, full_disk_at, snapshot, uninstall, whole_step
 
 from fleetlight import checkpoint
 from fleetlight.checkpoint.storage import generations
@@ -159,9 +151,7 @@ def test_an_interrupted_save_leaves_nothing(tmp_path: Path, watched_os: Any) -> 
     assert whole_step(tmp_path) == 1
 
 
-def test_leftovers_of_a_crash_are_removed_before_the_next_save(
-    tmp_path: Path,
-) -> None:
+def test_leftovers_of_a_crash_are_removed_before_the_next_save(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     (tmp_path / "generation-000002").mkdir()
     (tmp_path / ".manifest.json.0123abcd.new").touch()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A saved inference model runs without its class and describes its inputs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

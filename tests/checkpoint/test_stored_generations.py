@@ -140,8 +140,7 @@ def test_other_content_is_not_overwritten(url: str) -> None:
 
 def test_a_changed_object_is_found(url: str) -> None:
     checkpoint.write(url, snapshot(1))
-    saved = checkpoint.read(url)
-    name = f"{saved.manifest.folder}/model.safetensors"
+    name = f"{checkpoint.read(url).manifest.folder}/model.safetensors"
     data = bytearray(store_at(url).get(name).data)
     data[-1] ^= 1
     store_at(url).put(name, data)

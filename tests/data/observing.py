@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An observer of a loader that calls the functions of a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,5 +38,4 @@ class Observing(NoObserver):
         return 0 if self._announce is None else self._announce.batches_ahead()
 
     def announce(self, batches: Sequence[Any]) -> None:
-        hints = getattr(self._announce, "announce", self._announce)
-        hints(batches)
+        getattr(self._announce, "announce", self._announce)(batches)

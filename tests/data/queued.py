@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that read loaders with deal="queue", and their shard queue, in one process."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torchdata's StatefulDataLoader, and the data sets of HuggingFace."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

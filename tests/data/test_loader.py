@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions, iterations and settings of a loader that simulated workers share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -62,8 +60,7 @@ def test_resuming_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -
         before = workers()
         before.epoch()
         assert before.epoch(done) == epochs[1][:done]
-        state = before.loaders[1].state_dict()
-        after = workers().load(state)
+        after = workers().load(before.loaders[1].state_dict())
         assert after.epoch() == (epochs[1][done:] or epochs[2])
 
 
@@ -109,8 +106,7 @@ def test_a_position_carries_its_seed() -> None:
     before = Workers(indexed, 2, seed=4)
     whole = Workers(indexed, 2, seed=4).epoch()
     before.epoch(1)
-    after = Workers(indexed, 2, seed=99).load(before.loaders[0].state_dict())
-    assert after.epoch() == whole[1:]
+    assert Workers(indexed, 2, seed=99).load(before.loaders[0].state_dict()).epoch() == whole[1:]
 
 
 def test_a_position_counts_records_handed_out_not_loaded() -> None:
@@ -118,8 +114,7 @@ def test_a_position_counts_records_handed_out_not_loaded() -> None:
     iterator = iter(loader)
     next(iterator)
     next(iterator)
-    position = {"epoch": 0, "seed": 0, "order": "in sequence", "consumed": 8}
-    assert loader.state_dict() == position
+    assert loader.state_dict() == {"epoch": 0, "seed": 0, "order": "in sequence", "consumed": 8}
     assert loader.consumed == 8
 
 
@@ -288,8 +283,7 @@ def test_a_sharded_loader_keeps_the_settings_of_the_original() -> None:
 @in_processes
 def test_collate_fn_is_used_for_records_and_streams(processes: dict[str, Any]) -> None:
     for dataset in (Numbers(6), Stream(6, split=True)):
-        loader = single(DataLoader(dataset, batch_size=3, collate_fn=sum, **processes))
-        assert sum(loader) == 15
+        assert sum(single(DataLoader(dataset, batch_size=3, collate_fn=sum, **processes))) == 15
 
 
 def test_samples_per_step_is_the_global_batch() -> None:
@@ -456,9 +450,7 @@ def test_a_script_that_sets_the_epoch_resumes_in_it() -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("read", [1, 0, 2])
-def test_a_restarted_worker_repeats_a_left_loop_and_resumes_others(
-    read: int,
-) -> None:
+def test_a_restarted_worker_repeats_a_left_loop_and_resumes_others(read: int) -> None:
     loader = followed(CallRecorder())
     states = []
     for _, _batch in zip(range(read), loader, strict=False):
@@ -478,5 +470,4 @@ def test_a_restarted_worker_repeats_a_left_loop_and_resumes_others(
 def test_records_after_a_position_are_known() -> None:
     loader = followed(CallRecorder())
     for batch in loader:
-        before = {"consumed": loader.consumed - 4}
-        assert loader.source.records_after(before) == numbers_in(batch)
+        assert loader.source.records_after({"consumed": loader.consumed - 4}) == numbers_in(batch)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of ids with repetitions and with the extreme values of int64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floats with many equal values and with the extreme values of float32."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray

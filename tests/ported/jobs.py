@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs ported programs as their documents do, in processes that all end."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

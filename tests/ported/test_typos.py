@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A typo in any call of the ported programs gives an error with the intended name."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Wide&Deep model of the documents of FleetX and GeoSGD, on generated clicks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes publications as a job does, with rows that a test chooses."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -62,12 +60,7 @@ class Target:
         self.write(msgspec.structs.replace(self.manifest, **facts))
 
     def _publish(
-        self,
-        rows: Values,
-        removed: list[int],
-        previous: str,
-        epoch: int = 1,
-        time: float = 0.0,
+        self, rows: Values, removed: list[int], previous: str, epoch: int = 1, time: float = 0.0
     ) -> Publication:
         self._count += 1
         number, name = self._count, f"id{self._count}"

@@ -124,7 +124,6 @@ def test_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(code, scope)
     model = scope["TritonPythonModel"]()
     model.initialize({})
-    asked = SimpleNamespace(as_numpy=lambda: np.array([[3, 2]]))
-    [[answer]] = model.execute([{"ids": asked}])
+    [[answer]] = model.execute([{"ids": SimpleNamespace(as_numpy=lambda: np.array([[3, 2]]))}])
     model.reader.close()
     assert answer.value.tolist() == [[[7.0] * DIM, [2.0] * DIM]]

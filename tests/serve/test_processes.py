@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes of one machine look rows up while publications replace each other."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -38,8 +36,7 @@ print("done", number, flush=True)
 
 def test_no_lookup_fails_while_publications_are_swapped(tmp_path: Path) -> None:
     target = Target(tmp_path / "target")
-    whole = dict.fromkeys(range(ROWS), 1.0)
-    target.base(whole)
+    target.base(dict.fromkeys(range(ROWS), 1.0))
     command = [sys.executable, "-c", SCRIPT, str(target.folder), str(tmp_path / "cache")]
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

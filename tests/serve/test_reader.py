@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Reader`: rows of the newest publication, and what it refuses."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import subprocess
@@ -29,6 +27,7 @@ from fleetlight.serve import Reader, layer_file
 from fleetlight.serve import reader as reading
 
 IDS = np.arange(-5, 25)
+Read = Callable[..., Reader]
 
 
 def first(ids: Any) -> Any:
@@ -52,7 +51,7 @@ def target(tmp_path: Path) -> Target:
 
 
 @pytest.fixture
-def read(tmp_path: Path, target: Target) -> Callable[..., Reader]:
+def read(tmp_path: Path, target: Target) -> Read:
     """Open a reader that looks for publications when it is asked."""
 
     def opened(**options: Any) -> Reader:
@@ -62,7 +61,7 @@ def read(tmp_path: Path, target: Target) -> Callable[..., Reader]:
     return opened
 
 
-def test_lookups_follow_publications(target: Target, read: Callable[..., Reader]) -> None:
+def test_lookups_follow_publications(target: Target, read: Read) -> None:
     reader = read()
     check(reader, target)
     assert not reader.refresh()
@@ -77,7 +76,7 @@ def test_lookups_follow_publications(target: Target, read: Callable[..., Reader]
     assert (before.number, before.dense["bias"].tolist()) == (1, [1, 1])
 
 
-def test_lookup_keeps_the_shape_of_ids_and_takes_memory(read: Callable[..., Reader]) -> None:
+def test_lookup_keeps_the_shape_of_ids_and_takes_memory(read: Read) -> None:
     reader = read()
     assert reader.lookup("emb", [[0, 1], [2, 0]]).tolist()[1] == [[3.0] * DIM, [1.0] * DIM]
     assert reader.lookup("emb", 17).tolist() == [4.0] * DIM
@@ -103,8 +102,7 @@ def test_an_unknown_id_of_a_bfloat16_table_gets_a_rounded_first_value(tmp_path: 
     target = Target(tmp_path / "target", msgspec.structs.replace(TABLE, dtype="bf16"))
     target.base({})
     with Reader(target.folder, cache=tmp_path / "cache", follow=False) as reader:
-        want = from_bfloat16(to_bfloat16(first(IDS)))
-        assert np.array_equal(reader.lookup("emb", IDS), want)
+        assert np.array_equal(reader.lookup("emb", IDS), from_bfloat16(to_bfloat16(first(IDS))))
 
 
 ids = st.integers(-5, 24)
@@ -138,7 +136,7 @@ def test_base_deltas_and_removals_equal_the_table(
 
 
 def test_one_reader_builds_and_the_others_map(
-    read: Callable[..., Reader], target: Target, monkeypatch: pytest.MonkeyPatch
+    read: Read, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target.delta({4: 1.0})
     built = []
@@ -160,10 +158,7 @@ def test_one_reader_builds_and_the_others_map(
 
 
 def test_old_layers_are_deleted(
-    read: Callable[..., Reader],
-    target: Target,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    read: Read, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_GRACE_S", -1.0)
     reader = read()
@@ -175,7 +170,7 @@ def test_old_layers_are_deleted(
 
 
 def test_what_a_killed_process_fetched_is_deleted(
-    read: Callable[..., Reader], target: Target, tmp_path: Path
+    read: Read, target: Target, tmp_path: Path
 ) -> None:
     reader = read()
     [folder] = (tmp_path / "cache").iterdir()
@@ -187,7 +182,7 @@ def test_what_a_killed_process_fetched_is_deleted(
 
 
 def test_layers_of_before_a_power_failure_are_built_again(
-    read: Callable[..., Reader], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read: Read, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their pages may not have reached the disk."""
     target.delta({5: 5.0})
@@ -220,31 +215,27 @@ def refused(reader: Reader, target: Target, text: str) -> None:
     assert reader.lookup("emb", [1]).tolist() == [[2.0] * DIM]
 
 
-def test_a_missing_delta_is_refused(target: Target, read: Callable[..., Reader]) -> None:
+def test_a_missing_delta_is_refused(target: Target, read: Read) -> None:
     reader = read()
     target.delta({1: 5.0})
-    last = target.delta({1: 6.0})
-    target.edit(deltas=[last])
+    target.edit(deltas=[target.delta({1: 6.0})])
     refused(reader, target, "delta 3 follows 'id2'.* a delta is missing")
 
 
-def test_a_delta_that_is_there_twice_is_refused(
-    target: Target, read: Callable[..., Reader]
-) -> None:
+def test_a_delta_that_is_there_twice_is_refused(target: Target, read: Read) -> None:
     reader = read()
     delta = target.delta({1: 5.0})
     target.edit(deltas=[delta, delta])
     refused(reader, target, "delta 2 comes after publication 2.* twice or out of order")
 
 
-def test_a_delta_of_another_chain_is_refused(target: Target, read: Callable[..., Reader]) -> None:
+def test_a_delta_of_another_chain_is_refused(target: Target, read: Read) -> None:
     reader = read()
-    delta = target.delta({1: 5.0})
-    target.edit(deltas=[msgspec.structs.replace(delta, previous="other")])
+    target.edit(deltas=[msgspec.structs.replace(target.delta({1: 5.0}), previous="other")])
     refused(reader, target, "delta 2 follows 'other', but publication 1 before it is 'id1'")
 
 
-def test_a_replaced_delta_is_refused(target: Target, read: Callable[..., Reader]) -> None:
+def test_a_replaced_delta_is_refused(target: Target, read: Read) -> None:
     target.delta({5: 5.0})
     reader = read()
     assert target.manifest is not None
@@ -253,9 +244,7 @@ def test_a_replaced_delta_is_refused(target: Target, read: Callable[..., Reader]
     refused(reader, target, "publication 2 was 'id2' before, and is 'other' now")
 
 
-def test_another_base_of_the_same_number_is_refused(
-    target: Target, read: Callable[..., Reader]
-) -> None:
+def test_another_base_of_the_same_number_is_refused(target: Target, read: Read) -> None:
     reader = read()
     assert target.manifest is not None
     target.edit(base=msgspec.structs.replace(target.manifest.base, id="other"))
@@ -263,25 +252,21 @@ def test_another_base_of_the_same_number_is_refused(
 
 
 @pytest.mark.parametrize("facts", [{"epoch": 0}, {"deltas": []}])
-def test_a_stale_publication_is_refused(
-    target: Target, read: Callable[..., Reader], facts: dict[str, Any]
-) -> None:
+def test_a_stale_publication_is_refused(target: Target, read: Read, facts: dict[str, Any]) -> None:
     target.delta({5: 5.0})
     reader = read()
     target.edit(**facts)
     refused(reader, target, "publication 2 of epoch 1 was read before: it is stale")
 
 
-def test_a_publication_without_the_file_of_a_server_is_refused(
-    target: Target, read: Callable[..., Reader]
-) -> None:
+def test_a_publication_without_the_file_of_a_server_is_refused(target: Target, read: Read) -> None:
     reader = read()
     delta = target.delta({1: 5.0})
     target.edit(deltas=[msgspec.structs.replace(delta, files=delta.files[:1])])
     refused(reader, target, r"publication 2 has the files .*\('emb', 0\)\], expected .*'emb', 1")
 
 
-def test_a_name_outside_the_target_is_refused(target: Target, read: Callable[..., Reader]) -> None:
+def test_a_name_outside_the_target_is_refused(target: Target, read: Read) -> None:
     reader = read()
     delta = target.delta({1: 5.0})
     dense = msgspec.structs.replace(delta.dense, name="../secret")
@@ -290,9 +275,7 @@ def test_a_name_outside_the_target_is_refused(target: Target, read: Callable[...
 
 
 @pytest.mark.parametrize("which", ["rows", "dense"])
-def test_a_wrong_checksum_is_refused(
-    target: Target, read: Callable[..., Reader], which: str
-) -> None:
+def test_a_wrong_checksum_is_refused(target: Target, read: Read, which: str) -> None:
     reader = read()
     delta = target.delta({1: 5.0})
     name = delta.files[1].name if which == "rows" else delta.dense.name
@@ -302,20 +285,18 @@ def test_a_wrong_checksum_is_refused(
     refused(reader, target, f"{name} is damaged: its sha256 is")
 
 
-def test_a_file_that_arrived_half_is_refused(target: Target, read: Callable[..., Reader]) -> None:
+def test_a_file_that_arrived_half_is_refused(target: Target, read: Read) -> None:
     reader = read()
-    delta = target.delta({1: 5.0})
-    path = target.folder / delta.dense.name
+    path = target.folder / target.delta({1: 5.0}).dense.name
     path.write_bytes(path.read_bytes()[:10])
     refused(reader, target, r"dense\.safetensors is damaged: it has 10 bytes, expected")
 
 
-def test_an_id_in_two_files_is_refused(target: Target, read: Callable[..., Reader]) -> None:
+def test_an_id_in_two_files_is_refused(target: Target, read: Read) -> None:
     reader = read()
     delta = target.delta({1: 5.0})
     # server 0 sends the file of server 1
-    again = msgspec.structs.replace(delta.files[1], server=0)
-    files = [again, delta.files[1]]
+    files = [msgspec.structs.replace(delta.files[1], server=0), delta.files[1]]
     target.edit(deltas=[msgspec.structs.replace(delta, files=files)])
     refused(reader, target, "1 ids of table 'emb' are in publication 2 twice")
     assert target.manifest is not None
@@ -333,7 +314,7 @@ def test_an_id_in_two_files_is_refused(target: Target, read: Callable[..., Reade
     ],
 )
 def test_a_damaged_manifest_is_refused(
-    target: Target, read: Callable[..., Reader], data: bytes | None, text: str
+    target: Target, read: Read, data: bytes | None, text: str
 ) -> None:
     reader = read()
     if data is None:
@@ -344,7 +325,7 @@ def test_a_damaged_manifest_is_refused(
 
 
 def test_a_base_that_is_gone_is_read_again_from_the_newest(
-    target: Target, read: Callable[..., Reader], monkeypatch: pytest.MonkeyPatch
+    target: Target, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = read(cache=target.folder.parent / "other")
     old = target.delta({1: 5.0})
@@ -363,12 +344,9 @@ def test_a_base_that_is_gone_is_read_again_from_the_newest(
     check(reader, target)
 
 
-def test_a_file_that_is_gone_without_a_newer_publication(
-    target: Target, read: Callable[..., Reader]
-) -> None:
+def test_a_file_that_is_gone_without_a_newer_publication(target: Target, read: Read) -> None:
     reader = read()
-    delta = target.delta({1: 5.0})
-    target.store.delete([delta.files[0].name])
+    target.store.delete([target.delta({1: 5.0}).files[0].name])
     refused(reader, target, "names a file that is gone, and there is no newer publication")
 
 
@@ -412,7 +390,7 @@ def test_age_is_that_of_the_cut(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_follows_logs_an_error_once(
-    target: Target, read: Callable[..., Reader], caplog: pytest.LogCaptureFixture
+    target: Target, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     with read(follow=True, period_s=0.005) as reader:
         target.edit(epoch=0)

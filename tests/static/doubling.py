@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions without workers: each gradient is doubled, and unreadable until its reduction ends."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, fx, nn
 

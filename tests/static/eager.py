@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eager training with the settings that passes implement in a program."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch
@@ -30,8 +28,7 @@ class Eager:
 
     def run(self, given: dict[str, Tensor]) -> Tensor:
         """Runs one backward, and a step if one is due; returns the loss."""
-        narrow = torch.autocast("cpu", self._dtype) if self._dtype else contextlib.nullcontext()
-        with narrow:
+        with torch.autocast("cpu", self._dtype) if self._dtype else contextlib.nullcontext():
             output = self.model(given["x"])
         wide = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
         loss = nn.functional.cross_entropy(wide, given["y"])

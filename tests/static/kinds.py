@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of many kinds, from a batch of 3 x 4 numbers to three classes, in double precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -39,21 +37,18 @@ class Headed(nn.Module):
         self._function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self._function(self.body, x))
-        return out
+        return self.head(self._function(self.body, x))
 
 
 def flat(body: nn.Module, x: Tensor) -> Tensor:
     """Applies the body to the first four numbers of each record."""
-    out: Tensor = body(x[:, 0])
-    return out
+    return body(x[:, 0])
 
 
 def recurrent(kind: Any, **options: Any) -> nn.Module:
     """The last output of a recurrent net."""
     width = options.pop("width", 5)
-    net = kind(4, 5, batch_first=True, **options)
-    return Headed(net, lambda body, x: body(x)[0][:, -1], width)
+    return Headed(kind(4, 5, batch_first=True, **options), lambda body, x: body(x)[0][:, -1], width)
 
 
 def attention(drop: float) -> nn.Module:
@@ -95,8 +90,7 @@ class InPlace(nn.Module):
         hidden = self.relu(self.drop(hidden + 1))
         hidden = hidden * 2
         hidden.unsqueeze_(0).squeeze_(0)
-        out: Tensor = self.last(hidden)
-        return out
+        return self.last(hidden)
 
 
 class Tied(nn.Module):
@@ -108,8 +102,7 @@ class Tied(nn.Module):
         self.other.weight = self.one.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.other(self.one(x[:, 0]).tanh()))
-        return out
+        return self.last(self.other(self.one(x[:, 0]).tanh()))
 
 
 class Repeats(nn.Module):
@@ -121,8 +114,7 @@ class Repeats(nn.Module):
         self.last = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.layers(self.layers(x[:, 0])))
-        return out
+        return self.last(self.layers(self.layers(x[:, 0])))
 
 
 class _Squared(torch.autograd.Function):
@@ -145,8 +137,7 @@ class OwnDerivative(nn.Module):
         self.layer = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Squared.apply(self.layer(x[:, 0]))
-        return out
+        return _Squared.apply(self.layer(x[:, 0]))
 
 
 class ReplacesBuffers(nn.Module):
@@ -162,8 +153,7 @@ class ReplacesBuffers(nn.Module):
         out = self.layer(x[:, 0])
         self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
         self.total.mul_(0.5).add_(out.detach().mean(0))
-        shifted: Tensor = out - self.mean + self.total
-        return shifted
+        return out - self.mean + self.total
 
 
 class Several(nn.Module):
@@ -187,14 +177,12 @@ class Draws(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         noise = torch.rand(4, dtype=torch.float64) + torch.rand(x.shape[0], 1, dtype=torch.float64)
-        out: Tensor = self.layer(x[:, 0] + noise)
-        return out
+        return self.layer(x[:, 0] + noise)
 
 
 def checkpointed(body: nn.Module, x: Tensor) -> Tensor:
     """Backward recomputes the activations."""
-    out: Tensor = checkpoint(body, x[:, 0], use_reentrant=False)
-    return out
+    return checkpoint(body, x[:, 0], use_reentrant=False)
 
 
 def recomputed() -> nn.Module:
@@ -205,8 +193,7 @@ def recomputed() -> nn.Module:
 def attended() -> nn.Module:
     def attend(body: nn.Module, x: Tensor) -> Tensor:
         q = body(x)[:, None]
-        out = nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-        return out[:, 0].mean(1)
+        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)[:, 0].mean(1)
 
     return Headed(nn.Linear(4, 4), attend)
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small net whose parts are easily captured wrongly, and its batches."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

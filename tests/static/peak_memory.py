@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peak memory of a program's values, besides its state and its feeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

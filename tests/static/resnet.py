@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ResNet-50 of the examples, captured."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from pathlib import Path
@@ -24,8 +22,7 @@ def resnet50(classes: int = 10) -> nn.Module:
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    model: nn.Module = module.ResNet50(classes)
-    return model
+    return module.ResNet50(classes)
 
 
 def images(seed: int, count: int = 4, size: int = 32) -> dict[str, Tensor]:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nets with tables, and their programs without servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +27,7 @@ class Fields(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = [layer(ids[:, n]) for n, layer in enumerate(self.deep)]
-        out: Tensor = self.wide(ids) + self.linear(torch.cat(rows, 1))
-        return out
+        return self.wide(ids) + self.linear(torch.cat(rows, 1))
 
 
 class GradientsOnly:
@@ -73,5 +70,4 @@ class ComputedIds(nn.Module):
         self.ids_of = ids_of
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.emb(self.ids_of(self, x)).sum() + self.gate.sum()
-        return out
+        return self.emb(self.ids_of(self, x)).sum() + self.gate.sum()

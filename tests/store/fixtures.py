@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of tests that need a bucket, wherever they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

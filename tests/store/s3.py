@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real S3 server in a process of its own (moto), and a proxy that makes its network fail."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import http.client

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How optimizers of torch record their schedulers and scalers."""
 
-from __future__ import annotations
-
 import torch
 
 from fleetlight.torch_compat.optimizers import has_scheduler, is_scaled_by

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's profiler never runs beside one of the script: the process would crash."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columnar files for tests, and what loaders read of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

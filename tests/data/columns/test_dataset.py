@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`parquet`: batches, columns, and one clear error for each damaged or unexpected file."""
 
-from __future__ import annotations
-
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.data.columns.making import groups_read, numbered, numbers
+from tests.errors import refuses
 from torch.utils.data import DataLoader
 
 import fleetlight as fleet
 from fleetlight.data import hash_column
+from fleetlight.data.columns import reading
+from fleetlight.data.columns.conditions import Condition
+from fleetlight.data.columns.files import text_file
 from fleetlight.errors import ConfigError, DataError
 
 Write = Callable[..., Path]
@@ -89,8 +93,7 @@ def test_lists_are_values_and_offsets(write: Write) -> None:
     assert values.tolist() == [8, 9, 4, 5, 6, 1, 2]
     assert offsets.tolist() == [0, 2, 2, 5]
     assert batch["tags"].values.tolist() == hash_column("tags", list("8945612")).tolist()
-    bag = torch.nn.EmbeddingBag(10, 3)
-    assert bag(values, offsets).shape == (4, 3)
+    assert torch.nn.EmbeddingBag(10, 3)(values, offsets).shape == (4, 3)
     in_turn = batch_of(fleet.data.parquet(path), [4, 5, 6])["items"]
     assert (in_turn.values.tolist(), in_turn.offsets.tolist()) == ([7, 8, 9], [0, 1, 1])
     assert fleet.data.parquet(path)[3]["items"].tolist() == [4, 5, 6]
@@ -103,11 +106,7 @@ def test_lists_of_fixed_length_are_a_matrix(write: Write) -> None:
 
 def test_missing_values_need_a_fill(write: Write) -> None:
     path = write({"id": [1, 2, 3, 4, 5, None], "list": [[1]] * 4 + [[1, None], None]})
-    with pytest.raises(
-        DataError,
-        match=r"a\.parquet, row group 1, column 'id': 1 values are missing, the first in row 1; "
-        r"say what stands for them: fill=\{'id': \.\.\.\}",
-    ):
+    with refuses(DataError, "a.parquet, row group 1, column 'id': 1 values", "fill={'id': ...}"):
         batch_of(fleet.data.parquet(path, ["id"]))
     filled = fleet.data.parquet(path, fill={"id": 0, "list": []})
     with pytest.raises(DataError, match="column 'list': 1 values are missing"):
@@ -126,8 +125,7 @@ def test_fill_may_have_any_type_that_keeps_its_value(write: Write) -> None:
     columns = {"x": pa.array([None], pa.float32()), "day": pa.array([None], pa.date32())}
     columns["n"] = pa.array([None], pa.int8())
     path = write({**columns, "v": pa.array([None], pa.list_(pa.int64(), 2))})
-    fill = {"x": 0.1, "day": 3, "n": 2.0, "v": [1, 2]}
-    batch = batch_of(fleet.data.parquet(path, fill=fill))
+    batch = batch_of(fleet.data.parquet(path, fill={"x": 0.1, "day": 3, "n": 2.0, "v": [1, 2]}))
     assert batch["x"].tolist() == pytest.approx([0.1])
     assert (batch["day"].tolist(), batch["n"].tolist(), batch["v"].tolist()) == ([3], [2], [[1, 2]])
     with pytest.raises(DataError, match=r"fill=\{'v': \[0\.5, 1\]\} does not fit"):
@@ -295,8 +293,7 @@ def test_folders_give_columns(write: Write, tmp_path: Path) -> None:
     for day in (19, 20):
         for kind in ("web", "app"):
             write({"n": [day] * 3}, f"day={day}/kind={kind}/x.parquet")
-    data = fleet.data.parquet(tmp_path, ["day", "kind", "n"], where=[("day", ">", 19)])
-    batch = batch_of(data)
+    batch = batch_of(fleet.data.parquet(tmp_path, ["day", "kind", "n"], where=[("day", ">", 19)]))
     assert batch["day"].tolist() == batch["n"].tolist() == [20] * 6
     assert set(batch["kind"].tolist()) == set(hash_column("kind", ["web", "app"]).tolist())
     assert len(fleet.data.parquet(str(tmp_path / "day=*/kind=app"))) == 6
@@ -315,8 +312,7 @@ def test_the_folder_of_missing_values_holds_missing_ones(write: Write, tmp_path:
     write({"n": [2]}, "day=__HIVE_DEFAULT_PARTITION__/x.parquet")
     found = batch_of(fleet.data.parquet(tmp_path, fill={"day": 0}))
     assert sorted(zip(found["n"].tolist(), found["day"].tolist(), strict=True)) == [(1, 20), (2, 0)]
-    kept = fleet.data.parquet(tmp_path, where=[("day", "<", 99)])
-    assert batch_of(kept)["day"].tolist() == [20]
+    assert batch_of(fleet.data.parquet(tmp_path, where=[("day", "<", 99)]))["day"].tolist() == [20]
     for condition in (("day", "!=", 20), ("day", "not in", [20])):
         with pytest.raises(DataError, match="no record for which the conditions are true"):
             fleet.data.parquet(tmp_path, where=[condition])
@@ -365,8 +361,7 @@ def test_transform_makes_the_batch(write: Write) -> None:
 
 def test_loader_without_shuffling_keeps_the_order_of_files(tmp_path: Path) -> None:
     data = fleet.data.parquet(numbered(tmp_path, [25, 7, 13]))
-    read = [n for batch in data.loader(8) for n in batch["number"].tolist()]
-    assert read == list(range(45))
+    assert [n for batch in data.loader(8) for n in batch["number"].tolist()] == list(range(45))
 
 
 def test_loader_shuffles_anew_each_epoch(tmp_path: Path) -> None:
@@ -386,8 +381,7 @@ def test_processes_of_torch_may_load(tmp_path: Path) -> None:
 
 def test_plain_data_loader_reads_any_order(tmp_path: Path) -> None:
     data = fleet.data.parquet(numbered(tmp_path, [25, 7, 13]))
-    generator = torch.Generator().manual_seed(0)
-    loader = DataLoader(data, 8, shuffle=True, generator=generator)
+    loader = DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(0))
     assert sorted(numbers(loader).elements()) == list(range(45))
 
 
@@ -401,8 +395,7 @@ def test_loader_refuses_a_sampler(tmp_path: Path) -> None:
 
 def test_groups_are_read_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = groups_read(monkeypatch)
-    data = fleet.data.parquet(numbered(tmp_path, [100, 100]))
-    for _ in data.loader(7, shuffle=True, window=25):
+    for _ in fleet.data.parquet(numbered(tmp_path, [100, 100])).loader(7, shuffle=True, window=25):
         pass
     assert sorted(read) == list(range(20))
 
@@ -449,3 +442,195 @@ def test_script_of_the_page_trains_with_lists(tmp_path: Path) -> None:
     assert [line[:13] for line in done.stdout.splitlines()] == ["epoch 0: loss", "epoch 1: loss"], (
         done.stderr
     )
+
+
+# -- `csv`: groups of lines, types of columns, and the errors of text files -----------------------
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_csv_is_read_in_groups_of_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    lines = ["n,x,word", *(f"{n},{n / 2},w{n}" for n in range(500))]
+    (tmp_path / "a.csv").write_text("\n".join(lines) + end)
+    monkeypatch.setattr(reading, "TextFormat", partial(text_file.TextFormat, group_bytes=100))
+    data = fleet.data.csv(tmp_path / "a.csv")
+    assert len(data) == 500 == sum(data.group_rows)
+    assert len(data.group_rows) > 20
+    batch = batch_of(data)
+    assert batch["n"].tolist() == list(range(500))
+    assert batch["x"].tolist() == [n / 2 for n in range(500)]
+    assert batch["word"].tolist() == hash_column("word", [f"w{n}" for n in range(500)]).tolist()
+
+
+def test_csv_without_names_and_with_tabs(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("1\t\t68fd1e64\n0\t3\t\n")
+    data = fleet.data.csv(
+        tmp_path,
+        {"label": "label", "dense": ["I1"], "ids": ["C1"]},
+        delimiter="\t",
+        names=["label", "I1", "C1"],
+        types={"C1": "string", "label": "float"},
+        fill={"I1": 0, "C1": ""},
+    )
+    batch = batch_of(data)
+    assert batch["label"].tolist() == [1, 0]
+    assert batch["label"].dtype == torch.float32
+    assert batch["dense"].tolist() == [[0], [3]]
+    assert batch["ids"].ravel().tolist() == hash_column("C1", ["68fd1e64", ""]).tolist()
+
+
+def test_wrong_text_files_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read as text .*Expected 2 columns"):
+        fleet.data.csv(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text('a,b\n1,"x\ny"\n')
+    with pytest.raises(DataError):
+        batch_of(fleet.data.csv(tmp_path / "b.csv"))
+    (tmp_path / "c.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "d.csv").write_text("a,c\n1,2\n")
+    with pytest.raises(DataError, match=r"d\.csv: got the columns a, c, expected a, b"):
+        fleet.data.csv([tmp_path / "c.csv", tmp_path / "d.csv"])
+    with pytest.raises(ConfigError, match="got delimiter='ab'"):
+        fleet.data.csv(tmp_path / "c.csv", delimiter="ab")
+    with pytest.raises(DataError, match=r"c\.csv, types: no column 'bb'; did you mean 'b'"):
+        fleet.data.csv(tmp_path / "c.csv", types={"bb": "string"})
+    with pytest.raises(ConfigError, match="not a type of Arrow"):
+        fleet.data.csv(tmp_path / "c.csv", types={"a": "number"})
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ("0.5", r"types=\{'b': 'float32'\}$"),
+        ("x", r"types=\{'b': 'string'\}, or missing=\['', 'x'\] if it stands for no value$"),
+        (f"{2**64}", r"types=\{'b': 'string'\}$"),
+    ],
+)
+def test_value_of_another_type_than_the_first_lines_needs_a_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, advice: str
+) -> None:
+    monkeypatch.setattr(text_file, "_SAMPLE", 8)
+    (tmp_path / "a.csv").write_text(f"a,b\n1,2\n3,4\n5,{value}\n")
+    text = r"a\.csv, lines 2 to 4: .* CSV conversion error to int64: .*; give column 'b' its type: "
+    with pytest.raises(DataError, match=text + advice):
+        fleet.data.csv(tmp_path / "a.csv", ["b"]).batch([0])
+
+
+def test_column_that_a_file_has_twice_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,a\n1,2,3\n")
+    for settings in ({}, {"columns": ["a"]}, {"columns": ["b"], "where": [("a", "==", 1)]}):
+        with pytest.raises(DataError, match=r"a\.csv: got 2 columns 'a', expected one"):
+            fleet.data.csv(tmp_path / "a.csv", **settings)
+    assert fleet.data.csv(tmp_path / "a.csv", ["b"]).batch([0])["b"].tolist() == [2]
+
+
+# -- damaged Arrow files, and files whose statistics or first lines mislead -----------------------
+
+
+def arrow_file(path: Path, column: Any) -> Path:
+    table = pa.table({"x": column})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as to:
+        to.write_table(table)
+    return path
+
+
+def damage(path: Path, before: list[int], after: list[int]) -> None:
+    """Replace the offsets of a column."""
+    old, new = (struct.pack(f"<{len(one)}i", *one) for one in (before, after))
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "text"),
+    [
+        (
+            [0, 3, 2, 5],
+            r"a\.arrow, record batch 0, column 'x': row 1 has a list of negative length",
+        ),
+        ([0, 2, 3, 500], "its lists are values 0 to 500 of 5; write it again"),
+        ([-4, 2, 3, 5], "its lists are values -4 to 5 of 5; write it again"),
+    ],
+)
+def test_lists_that_leave_their_values_are_errors(
+    tmp_path: Path, offsets: list[int], text: str
+) -> None:
+    path = arrow_file(tmp_path / "a.arrow", [[1, 2], [3], [4, 5]])
+    damage(path, [0, 2, 3, 5], offsets)
+    with pytest.raises(DataError, match=text):
+        fleet.data.arrow(path).batch([0])
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 3, 1 << 30], [0, 3, 2, 6], [-4, 2, 3, 6]])
+def test_texts_that_leave_their_bytes_are_errors(tmp_path: Path, offsets: list[int]) -> None:
+    path = arrow_file(tmp_path / "a.arrow", ["ab", "c", "def"])
+    damage(path, [0, 2, 3, 6], offsets)
+    with pytest.raises(DataError, match=r"a\.arrow, record batch 0, column 'x': row \d has a text"):
+        fleet.data.arrow(path).batch([0])
+
+
+@pytest.mark.parametrize("values", [pa.array([5, None]), pa.array(["five", None])])
+def test_missing_values_of_a_dictionary_need_a_fill(tmp_path: Path, values: pa.Array) -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1]), values)
+    path = arrow_file(tmp_path / "a.arrow", column)
+    with pytest.raises(DataError, match="column 'x': 2 values are missing, the first in row 1"):
+        fleet.data.arrow(path).batch([0])
+    whole = values.fill_null("" if values.type == pa.string() else 0).to_pylist()
+    found = fleet.data.arrow(path, fill={"x": whole[1]}).batch([0, 1, 2])["x"].tolist()
+    same = hash_column("x", whole).tolist() if isinstance(whole[0], str) else whole
+    assert found == [same[0], same[1], same[1]]
+
+
+def test_conditions_on_nan_are_those_of_each_record(tmp_path: Path) -> None:
+    """Statistics leave NaN out."""
+    x = np.array([1.0, 2.0, np.nan, 3.0, 3.0, np.nan])
+    pq.write_table(pa.table({"n": range(6), "x": x}), tmp_path / "a.parquet", row_group_size=3)
+    for where, expected in (
+        (("x", "<", 9.0), [0, 1, 3, 4]),
+        (("x", "!=", 3.0), [0, 1, 2, 5]),
+        (("x", "not in", [3.0]), [0, 1, 2, 5]),
+        (("x", "==", 3.0), [3, 4]),
+    ):
+        data = fleet.data.parquet(tmp_path, ["n"], where=[where])
+        assert data.batch(range(len(data)))["n"].tolist() == expected, where
+
+
+def test_a_value_of_another_type_is_compared_as_arrow_does_also_where_a_group_has_one_value(
+    tmp_path: Path,
+) -> None:
+    """For "in", Arrow reads the text as a number."""
+    pq.write_table(pa.table({"day": [19, 20, 20, 20]}), tmp_path / "a.parquet", row_group_size=2)
+    assert len(fleet.data.parquet(tmp_path, where=[("day", "in", ["20"])])) == 3
+    assert Condition("day", "in", ["20"]).decide({"day": (20, 20, False)}) is None
+    pq.write_table(pa.table({"day": [20] * 3}), tmp_path / "a.parquet")
+    for operation in ("==", "!=", "<"):
+        with pytest.raises(ConfigError, match=r"'day' .* '20' does not fit int64"):
+            fleet.data.parquet(tmp_path, where=[("day", operation, "20")])
+
+
+def test_values_of_a_condition_may_be_an_iterator(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": range(9)}), tmp_path / "a.parquet", row_group_size=3)
+    data = fleet.data.parquet(tmp_path, where=[("n", "in", iter([1, 7]))])
+    assert data.batch(range(len(data)))["n"].tolist() == [1, 7]
+
+
+def test_times_of_another_unit_are_another_type(tmp_path: Path) -> None:
+    for name, type_ in (("a", pa.timestamp("ms")), ("b", pa.timestamp("us", "UTC"))):
+        pq.write_table(pa.table({"at": pa.array([5], type_)}), tmp_path / f"{name}.parquet")
+    with refuses(DataError, "b.parquet, column 'at'", "timestamp[us]", "timestamp[ms] as in"):
+        fleet.data.parquet(tmp_path)
+    assert fleet.data.parquet(tmp_path / "b.parquet").batch([0])["at"].tolist() == [5]
+
+
+def test_the_first_csv_file_with_records_decides_the_types(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n,x\n")
+    (tmp_path / "b.csv").write_text("n,x\n3,0.5\n")
+    batch = fleet.data.csv(tmp_path).batch([0])
+    assert (batch["n"].tolist(), batch["x"].tolist()) == ([3], [0.5])
+    typed = fleet.data.csv(tmp_path, types={"n": "float32"}).batch([0])
+    assert str(typed["n"].dtype) == "torch.float32"
+    (tmp_path / "b.csv").write_text("n,x\n")
+    with pytest.raises(DataError, match="got no records in 2 files"):
+        fleet.data.csv(tmp_path)

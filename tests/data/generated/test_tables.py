@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated click logs and random tables."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from fleetlight.data import ClickLog, Record
+from fleetlight.data.generated.distributions import AliasSampler, Zipf
 from fleetlight.data.generated.tables import PlantedModel, RandomTable
 from fleetlight.errors import ConfigError
 
@@ -57,8 +56,7 @@ def test_seeds_differ() -> None:
 
 
 def test_ids_follow_zipf_within_the_vocabulary() -> None:
-    log = ClickLog(20_000, vocabulary=[3, 100, 10**6], zipf=1.2)
-    ids = log.batch(range(20_000)).ids
+    ids = ClickLog(20_000, vocabulary=[3, 100, 10**6], zipf=1.2).batch(range(20_000)).ids
     assert [len(column.unique()) for column in ids[:, :2].T] == [3, 100]
     counts = torch.sort(ids[:, 1].unique(return_counts=True)[1], descending=True)[0]
     # ranks 1 and 10: the areas under x^-1.2 from 1 to 2 and from 10 to 11
@@ -158,10 +156,8 @@ def test_every_class_appears(classes: int) -> None:
 
 def test_the_labels_can_be_learned() -> None:
     x, y = next(iter(DataLoader(RandomTable(4000), batch_size=4000)))
-    signs = y.float().mul(2).sub(1)
-    weights = torch.linalg.lstsq(x[:3000] - 0.5, signs[:3000, None]).solution
-    right = ((x[3000:] - 0.5) @ weights > 0).squeeze().eq(y[3000:] == 1)
-    assert right.float().mean() > 0.9
+    weights = torch.linalg.lstsq(x[:3000] - 0.5, y.float().mul(2).sub(1)[:3000, None]).solution
+    assert ((x[3000:] - 0.5) @ weights > 0).squeeze().eq(y[3000:] == 1).float().mean() > 0.9
 
 
 def test_iteration_ends_at_the_length() -> None:
@@ -235,3 +231,46 @@ def test_one_field_without_numbers_is_supported() -> None:
     ids = np.arange(200, dtype=np.int64)[:, None]
     model.fit(np.zeros((200, 0)), ids)
     assert model.probabilities(np.zeros((200, 0)), ids).mean() == pytest.approx(0.25, abs=1e-3)
+
+
+# -- Zipf ranks and the alias sampler -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.05, 1.2, 2.0])
+def test_frequencies_fall_with_the_power(exponent: float) -> None:
+    draws = (np.arange(200_000) + 0.5) / 200_000
+    ranks = Zipf([1000], exponent).ranks(draws[:, None])[:, 0]
+    counts = np.bincount(ranks, minlength=1000)
+    edges = np.arange(1, 1002.0)
+    areas = np.diff(np.log(edges) if exponent == 1 else edges ** (1 - exponent) / (1 - exponent))
+    assert np.abs(counts - areas / areas.sum() * 200_000).max() <= 1.01
+
+
+def test_each_column_has_its_size() -> None:
+    ranks = Zipf([1, 7, 10**12], 1.1).ranks(np.random.default_rng(0).random((5_000, 3)))
+    assert ranks.min(0).tolist() == [0, 0, 0]
+    assert ranks.max(0)[:2].tolist() == [0, 6]
+    assert 10**6 < ranks[:, 2].max() < 10**12
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.1])
+def test_the_largest_draw_stays_inside(exponent: float) -> None:
+    assert Zipf([10**9], exponent).ranks(np.array([[1.0]])).item() == 10**9 - 1
+
+
+def test_a_negative_exponent_is_refused() -> None:
+    with pytest.raises(ConfigError, match="zipf=-1, expected 0"):
+        Zipf([3], -1)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1.0], [3, 1], [0, 5, 0, 1], [0.1] * 7, [2.0**-i for i in range(40)]]
+)
+def test_alias_sampler_draws_exact_shares(weights: list[float]) -> None:
+    weighted = AliasSampler(np.array(weights, np.float64))
+    # evenly spread bits: the share of bits per number equals its share of the bins
+    even = np.arange(400_000, dtype=np.uint64) * np.uint64(2**64 // 400_000)
+    counts = np.bincount(weighted.draw(even), minlength=len(weights))
+    shares = np.array(weights) / np.sum(weights)
+    assert np.abs(counts / len(even) - shares).max() < 1e-4
+    assert not counts[shares == 0].any()

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of files, streamed and sharded."""
 
-from __future__ import annotations
-
 import gzip
+import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from tests.data.simulated import Workers, counting, in_processes, single
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fleetlight.data import FileStream
+from fleetlight.data.readers.files import contents, find, first_file, refuse_absent
+from fleetlight.data.readers.lines import existing, lines_of, located, table_of
 from fleetlight.errors import CheckpointError, ConfigError, DataError
 
 COUNTS = (2_500, 1, 1_699)
@@ -26,8 +29,7 @@ def files(tmp_path: Path) -> list[str]:
     """Numbers 0, 1, 2 ... over three files with headers, one of them compressed."""
     start, paths = 0, []
     for name, count in zip(("a.txt", "b.gz", "c.txt"), COUNTS, strict=True):
-        text = "number\n" + "".join(f"{i}\n" for i in range(start, start + count))
-        raw = text.encode()
+        raw = ("number\n" + "".join(f"{i}\n" for i in range(start, start + count))).encode()
         (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
         paths.append(str(tmp_path / name))
         start += count
@@ -85,8 +87,7 @@ def test_only_lines_of_this_worker_are_parsed(files: list[str]) -> None:
         parsed.extend(numbers(lines))
         return numbers(lines)
 
-    loader = FileStream(files, parse, header=1).loader(100)
-    part = single(loader, worker=1, workers=2)
+    part = single(FileStream(files, parse, header=1).loader(100), worker=1, workers=2)
     seen = [number for batch in part for number in batch[: part.counted]]
     assert parsed == seen
     assert len(seen) == sum(COUNTS) // 2
@@ -142,3 +143,127 @@ def test_position_in_another_order_is_refused(tmp_path: Path) -> None:
     next(iter(one))
     with pytest.raises(CheckpointError, match=r"'in sequence', but .* windows of 10 lines with se"):
         other.load_state_dict(one.state_dict())
+
+
+# -- lines with their file and line number --------------------------------------------------------
+
+
+def test_blank_lines_and_headers_are_skipped_but_counted(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"top\n\na\n  \r\nb")
+    assert list(lines_of(str(path), header=1)) == [(b"a\n", str(path), 3), (b"b", str(path), 5)]
+
+
+def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(b"".join(b"%d\n" % i for i in range(10_000)))[:-2000])
+    with pytest.raises(DataError, match=rf"{path}, after line \d+: cannot be read"):
+        list(lines_of(str(path)))
+
+
+def test_errors_of_any_kind_name_their_line() -> None:
+    lines = [(b"1\n", "f", 7), (b"0\n", "f", 8)]
+    with pytest.raises(DataError, match=r"f, line 8: ZeroDivisionError") as caught:
+        located(lambda texts: [1 // int(text) for text in texts], lines)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_error_without_a_faulty_line_is_unchanged() -> None:
+    def parse(texts: list[bytes]) -> None:
+        if len(texts) > 1:
+            raise ValueError("too many")
+
+    with pytest.raises(ValueError, match=r"^too many$"):
+        located(parse, [(b"1\n", "f", 7), (b"0\n", "f", 8)])
+
+
+class Numbers(NamedTuple):
+    """The batch of these tests."""
+
+    value: Tensor
+
+
+def parse(lines: list[bytes]) -> Numbers:
+    return Numbers(torch.tensor([*map(int, lines)]))
+
+
+def test_chunks_of_long_files_are_concatenated(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("head\n" + "".join(f"{i}\n" for i in range(40_000)))
+    whole = table_of(tmp_path / "x", parse, lambda line: line == b"head\n")
+    assert torch.equal(whole.value, torch.arange(40_000))
+
+
+def test_empty_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("head\n")
+    with pytest.raises(DataError, match=r"x: got no records"):
+        table_of(tmp_path / "x", parse, lambda line: line == b"head\n")
+
+
+def test_existing_expands_patterns(tmp_path: Path) -> None:
+    for name in ("b[1]", "a"):
+        (tmp_path / name).touch()
+    assert existing(f"{tmp_path}/*") == [str(tmp_path / "a"), str(tmp_path / "b[1]")]
+    assert existing(tmp_path / "b[1]") == [str(tmp_path / "b[1]")]
+    with pytest.raises(DataError, match="an empty list"):
+        existing([])
+
+
+# -- finding and reading files --------------------------------------------------------------------
+
+
+def test_the_first_folder_wins_then_the_first_name(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path in (one / "b", two / "a", two / "b"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert first_file([one, two], ["a", "b"]) == one / "b"
+    assert first_file([two], ["a", "b"]) == two / "a"
+    assert first_file([one, two], ["c"]) is None
+
+
+@pytest.mark.parametrize("name", ["x", "x.gz"])
+def test_gzip_is_known_by_its_bytes_not_its_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"inside"))
+    assert contents(path) == b"inside"
+    path.write_bytes(b"inside")
+    assert contents(path) == b"inside"
+
+
+def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    packed = gzip.compress(bytes(range(256)) * 10)
+    path.write_bytes(packed[:-20])
+    with pytest.raises(DataError, match=r"x\.gz: cannot be read .*end-of-stream"):
+        contents(path)
+    damaged = bytearray(packed)
+    damaged[-5] ^= 0xFF
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="CRC"):
+        contents(path)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="gone: cannot be read"):
+        contents(tmp_path / "gone")
+
+
+def test_find_tries_names_and_folders_in_order(tmp_path: Path) -> None:
+    assert find(tmp_path, ["a", "b"]) is None
+    for name in ("b", "a.gz", "sub/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find(tmp_path, ["a", "b"]) == tmp_path / "a.gz"
+    assert find(tmp_path / "b", ["a"]) == tmp_path / "b"
+    assert find(tmp_path, ["c"], [".", "sub"]) is None
+    assert find(tmp_path, ["a"], ["sub", "."]) == tmp_path / "sub/a"
+
+
+def test_absent_files_are_refused_or_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(DataError, match=r"X: .*no such folder.* a or b, plain.*stand_in=True"):
+        refuse_absent("X", tmp_path / "gone", "a or b, plain or .gz", allowed=False)
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        refuse_absent("X", tmp_path, "a", allowed=True)
+    assert "GENERATED" in caplog.text

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which worker gets which records: by index, by ready batches, from streams."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -80,12 +78,7 @@ def test_each_tail_handles_the_short_block(tail: str) -> None:
     rounds = workers.epoch()
     seen = counting(rounds)
     assert (
-        seen
-        == {
-            "join": list(range(30)),
-            "drop": list(range(24)),
-            "pad": [*range(30), 0, 1],
-        }[tail]
+        seen == {"join": list(range(30)), "drop": list(range(24)), "pad": [*range(30), 0, 1]}[tail]
     )
     assert len(rounds) == len(workers.loaders[0]) == (3 if tail == "drop" else 4)
     last = rounds[-1]
@@ -99,8 +92,7 @@ def test_drop_last_selects_the_drop_tail() -> None:
 
 
 def test_a_worker_without_records_gets_a_filler() -> None:
-    workers = Workers(lambda: plain(length=2), 4)
-    (step,) = workers.epoch()
+    (step,) = Workers(lambda: plain(length=2), 4).epoch()
     assert [(s.records, s.mine, s.total) for s in step] == [
         ([0], 1, 2),
         ([1], 1, 2),
@@ -133,8 +125,7 @@ def test_weighted_and_replacement_samplers_are_sharded(processes: dict[str, Any]
 
     for make, length in ((weighted, 26), (replaced, 30)):
         alone = Workers(lambda make=make: plain(8, sampler=make().sampler), 1)  # type: ignore[misc]
-        two = Workers(make, 2)
-        seen = [records(step) for step in two.epoch()]
+        seen = [records(step) for step in Workers(make, 2).epoch()]
         assert seen == [records(step) for step in alone.epoch()]
         assert sum(map(len, seen)) == length
     assert all(record % 3 for record in counting(Workers(weighted, 2).epoch()))
@@ -304,7 +295,6 @@ def test_settings_list_what_must_be_equal_on_all_workers() -> None:
     own = {"batch_size": 4, "seed": 0, "tail": "join"}
     of_records = {"records": 30, "sampler": "SequentialSampler", "drop_last": True}
     assert single(plain(drop_last=True)).settings() == own | of_records
-    batches = single(DataLoader(Numbers(30), batch_sampler=Ragged())).settings()
-    assert batches["sampler"] == "Ragged"
+    assert single(DataLoader(Numbers(30), batch_sampler=Ragged())).settings()["sampler"] == "Ragged"
     stream = single(DataLoader(Stream(30), batch_size=4)).settings()
     assert stream == own | {"records": 30, "num_workers": 1, "drop_last": False}

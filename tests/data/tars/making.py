@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tar files of samples for tests."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

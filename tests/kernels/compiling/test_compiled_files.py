@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of compiled kernels: its place, its permissions and its lock."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table rule needs one file, and then a job trains with it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,8 +98,7 @@ def test_kernel_of_the_toy_rule_equals_its_twin() -> None:
 
 
 def test_table_files_name_the_state_of_the_toy_rule() -> None:
-    names = [column.name for column in columns_of(4, RULES["sign"], 0)]
-    assert names == ["weights", "state.votes"]
+    assert [column.name for column in columns_of(4, RULES["sign"], 0)] == ["weights", "state.votes"]
 
 
 def test_errors_suggest_the_toy_rule() -> None:

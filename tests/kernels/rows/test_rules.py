@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules, compared with torch's optimizers and with the twins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -80,8 +78,7 @@ def test_adamw_equals_torch_if_each_step_uses_all_rows(options: dict[str, Any]) 
         grads = numbers(step, ROWS, DIM)
         weights.grad = torch.from_numpy(grads)
         reference.step()
-        hyper = table.rule.hyper(reference.param_groups[0], step + 1)
-        table.push(np.arange(ROWS), grads, hyper)
+        table.push(np.arange(ROWS), grads, table.rule.hyper(reference.param_groups[0], step + 1))
     expected = weights.detach().numpy()
     np.testing.assert_allclose(table.pull(np.arange(ROWS)), expected, rtol=2e-5, atol=1e-6)
 

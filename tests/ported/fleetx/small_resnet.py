@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A minimal residual network, and generated images of flowers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -22,8 +20,7 @@ class ResNet(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         first = torch.relu(self.stem(image))
-        out: Tensor = self.head(torch.relu(first + self.block(first)).mean((2, 3)))
-        return out
+        return self.head(torch.relu(first + self.block(first)).mean((2, 3)))
 
     def net(self, input: Tensor) -> Tensor:
         """Writes the network into a program."""

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FleetX' cluster quick start, line by line; `README.md` has a table of claims and tests."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -23,8 +21,7 @@ LOSS = r"loss: ([\d.]+)"
 
 @pytest.mark.parametrize("kind", ["static", "dygraph"])
 def test_collective_training_learns(kind: str, tmp_path: Path) -> None:
-    command = [*FLEETRUN, "--nproc_per_node", "2", HERE / f"train_fleet_{kind}.py"]
-    output = run(tmp_path, *command)
+    output = run(tmp_path, *FLEETRUN, "--nproc_per_node", "2", HERE / f"train_fleet_{kind}.py")
     assert ": workers 0 to 1 of 2" in output
     assert "all_reduce: 8 -> 1" in output
     for text in logs(tmp_path / "log"):
@@ -82,15 +79,13 @@ def test_several_machines_train_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
 def test_parameter_servers_train_in_every_mode(mode: str, tmp_path: Path) -> None:
     flags = ["--server_num=1", "--worker_num=2", "--gpus=0,1"]
-    script = HERE / "train.py"
-    output = run(tmp_path, *FLEETRUN, *flags, script, mode, CUDA_VISIBLE_DEVICES="")
+    output = run(tmp_path, *FLEETRUN, *flags, HERE / "train.py", mode, CUDA_VISIBLE_DEVICES="")
     assert "this machine has no GPU; workers use CPUs" in output
     assert "done: all 2 workers exited with code 0" in output
     for text in logs(tmp_path / "log"):
         losses = numbers(LOSS, text)
         assert len(losses) == 4 * 50
         assert sum(losses[-20:]) < 0.9 * sum(losses[:20])
-    served = fleet.load_inference_model(tmp_path / "served")
-    scores = served(torch.randint(0, 200, (7, 4)))
+    scores = fleet.load_inference_model(tmp_path / "served")(torch.randint(0, 200, (7, 4)))
     assert scores.shape == (7, 1)
     assert ((scores > 0) & (scores < 1)).all()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FleetX' cluster quick start: Wide&Deep with parameter servers, in three modes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FleetX' cluster quick start: collective training in an eager loop, in the document's order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

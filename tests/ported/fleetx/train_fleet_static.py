@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FleetX' cluster quick start: collective training of a static program."""
 
-from __future__ import annotations
-
 import torch
 from small_resnet import ResNet, flowers
 from torch.nn import functional as F

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GeoSGD, line by line; `README.md` has a table of claims and tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,7 @@ COMMAND = [*FLEETRUN, "--server_num=2", "--worker_num=2", Path(__file__).parent 
 
 @pytest.mark.parametrize("k_steps", [5, 400])
 def test_workers_agree_at_the_end(k_steps: int, tmp_path: Path) -> None:
-    output = run(tmp_path, *COMMAND, k_steps, "sgd")
-    assert "done: all 2 workers exited with code 0" in output
+    assert "done: all 2 workers exited with code 0" in run(tmp_path, *COMMAND, k_steps, "sgd")
     weights = []
     for text in logs(tmp_path / "log"):
         costs = numbers(r"cost=([\d.]+)", text)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with few exchanges: Wide&Deep with GeoSGD, as in its document."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MindSpore's data parallelism on CPUs: a residual network on images like those of CIFAR-10."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

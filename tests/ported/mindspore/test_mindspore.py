@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MindSpore's page on CPUs, line by line; `README.md` has a table of claims and tests."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -49,8 +47,7 @@ def shell_loop(data: Path, workers: int, started: int, **variables: object) -> l
 
 def test_the_shell_loop_trains(data: Path) -> None:
     *workers, scheduler = shell_loop(data, 4, 4)
-    ranks = sorted(int(numbers(r"rank (\d)", text)[0]) for text in workers)
-    assert ranks == [0, 1, 2, 3]
+    assert sorted(int(numbers(r"rank (\d)", text)[0]) for text in workers) == [0, 1, 2, 3]
     for text in workers:
         losses = numbers(r"epoch: \d+ step: \d+, loss is ([\d.]+)", text)
         # 512 records in blocks of 4 x 32, twice

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network and the random data of the multi-machine document."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From one machine to several, line by line; `README.md` has a table of claims and tests."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
@@ -74,8 +72,7 @@ def test_help_names_the_flags(tmp_path: Path) -> None:
 
 def test_two_machines_train_together(alone: list[float], tmp_path: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
-    port = free_ports(hosts, 4)
-    flags = [f"--cluster_node_ips={','.join(hosts)}", f"--started_port={port}"]
+    flags = [f"--cluster_node_ips={','.join(hosts)}", f"--started_port={free_ports(hosts, 4)}"]
     launchers = [
         start(
             tmp_path, *FLEETRUN, *flags, f"--node_ip={host}", "--log_dir", f"log{host[-1]}",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of one machine, before anything is distributed."""
 
-from __future__ import annotations
-
 import torch
 from random_mlp import feeds, gen_data, mlp
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tuned program of the document: strategies of communication and of execution."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

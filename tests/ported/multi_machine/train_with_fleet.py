@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same program with the four changes of the document."""
 
-from __future__ import annotations
-
 import os
 import sys
 

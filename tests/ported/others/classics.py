@@ -4,8 +4,6 @@
 The loops do not depend on Fleetlight: a `Port` distributes them, if anything does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -108,8 +106,7 @@ def language_model(dtype: torch.dtype, port: Port) -> Values:
         loss = validate_words(model, held_out)
         rate, lowest = (rate, loss) if loss < lowest else (rate / 4, lowest)
     assert model.decoder.weight is model.encoder.weight
-    values: Values = model.state_dict()
-    return values
+    return model.state_dict()
 
 
 # -- images: a generator and a discriminator, each with an optimizer
@@ -210,8 +207,7 @@ def series(dtype: torch.dtype, port: Port, line_search: str | None = None) -> Va
             return loss
 
         optimizer.step(closure)
-    values: Values = seq.state_dict()
-    return values
+    return seq.state_dict()
 
 
 # -- a module that defines its step, and a trainer that calls it

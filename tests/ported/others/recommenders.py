@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three recommenders, their data, and a loop that does not depend on Fleetlight."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Iterable
@@ -51,8 +49,7 @@ class QuotientRemainder(nn.Module):
         self.remainder = nn.Embedding(buckets, dim, sparse=True)
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows: Tensor = self.quotient(ids // self.buckets) * self.remainder(ids % self.buckets)
-        return rows
+        return self.quotient(ids // self.buckets) * self.remainder(ids % self.buckets)
 
 
 class MixedDimension(nn.Module):
@@ -64,8 +61,7 @@ class MixedDimension(nn.Module):
         self.wide = nn.Linear(narrow, dim, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows: Tensor = self.wide(self.bag(ids[:, None]))
-        return rows
+        return self.wide(self.bag(ids[:, None]))
 
 
 class DLRM(nn.Module):
@@ -88,9 +84,7 @@ class DLRM(nn.Module):
         rows = [table(ids[:, field]) for field, table in enumerate(self.tables)]
         vectors = torch.stack([dense, *rows], 1)
         left, right = torch.triu_indices(FIELDS + 1, FIELDS + 1, 1)
-        products = (vectors[:, left] * vectors[:, right]).sum(-1)
-        out: Tensor = self.top(torch.cat([dense, products], 1))
-        return out
+        return self.top(torch.cat([dense, (vectors[:, left] * vectors[:, right]).sum(-1)], 1))
 
 
 class DeepFM(nn.Module):
@@ -108,8 +102,7 @@ class DeepFM(nn.Module):
         rows = self.rows(places)
         pairs = (rows.sum(1).square() - rows.square().sum(1)).sum(1, keepdim=True) / 2
         deep = self.deep(torch.cat([rows.flatten(1), numbers], 1))
-        out: Tensor = self.linear(places).sum(1) + pairs + deep
-        return out
+        return self.linear(places).sum(1) + pairs + deep
 
 
 class MMOE(nn.Module):

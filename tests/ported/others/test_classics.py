@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs in the form of PyTorch's examples train with several workers as with one."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

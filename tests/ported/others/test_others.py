@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recommenders of other projects train as in plain PyTorch, in every way to start them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

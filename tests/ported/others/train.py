@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train one of the recommenders: by collective workers, or by workers and parameter servers."""
 
-from __future__ import annotations
-
 import functools
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fleet's static quick start, synchronous data parallelism."""
 
-from __future__ import annotations
-
 import os
 
 import torch

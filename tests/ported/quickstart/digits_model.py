@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model of Fleet's static quick start: two layers of tanh on images of digits."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sklearn.datasets import load_digits

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fleet's static quick start, asynchronous parameter servers."""
 
-from __future__ import annotations
-
 import torch
 from digits_model import mnist_on_mlp_model
 from torch.utils.data import DataLoader

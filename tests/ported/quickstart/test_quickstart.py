@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fleet's static quick start, line by line; `README.md` has a table of claims and tests."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -43,8 +41,7 @@ def test_missing_gpus_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_parameter_servers_learn(tmp_path: Path) -> None:
-    command = [*FLEETRUN, "--worker_num", "2", "--server_num", "2", SERVERS]
-    output = run(tmp_path, *command)
+    output = run(tmp_path, *FLEETRUN, "--worker_num", "2", "--server_num", "2", SERVERS)
     assert "done: all 2 workers exited with code 0" in output
     assert len(logs(tmp_path / "log", "serverlog")) == 2
     for text in logs(tmp_path / "log"):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artificial forms whose operations name the modules they belong to."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 
@@ -36,13 +34,11 @@ def form_of(
             if target == number and source < number:
                 now = _call(graph, _aten.add.Tensor, (now, nodes[source]), "forward", path)
         nodes.append(now)
-    gradients = _backward(graph, paths, nodes, list(buckets))
-    for number, gradient in gradients.items():
+    for number, gradient in _backward(graph, paths, nodes, list(buckets)).items():
         mark = _call(graph, GRADIENT, (gradient, state[number].name), "backward", "")
         _call(graph, _aten.sub_.Tensor, (weights[number], mark), "update", "")
     assert first.op == "placeholder"
-    feeds = (Feed("x", (None, 3), torch.float32),)
-    return Form(graph, tuple(state), feeds, {"output": now.name})
+    return Form(graph, tuple(state), (Feed("x", (None, 3), torch.float32),), {"output": now.name})
 
 
 def _backward(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures without Graphviz: all boxes apart from each other, and text that stays text."""
 
-from __future__ import annotations
-
 import itertools
 from xml.etree import ElementTree
 
@@ -11,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.static.drawing.forms import form_of
-from tests.static.drawing.test_writers import picture_with, readable
+from tests.static.drawing.test_picture import picture_with, readable
 from tests.static.nets import captured, net
 
 from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox, picture_of

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loaded program runs bit for bit as the saved one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from tests.checkpoint.states import described
+from tests.errors import refuses
 from tests.static.nets import accuracy, batch, captured, net
 from torch import Tensor, nn
 
@@ -223,8 +222,7 @@ def test_sizes_infinities_and_strides_are_restored(tmp_path: Path) -> None:
     model = Odd()
     optimizer = torch.optim.SGD([model.weight, model.other], lr=0.1)
     with static.program_guard(main):
-        x = static.data("x", [None, None, 4], torch.float64)
-        loss = model(x).square().mean()
+        loss = model(static.data("x", [None, None, 4], torch.float64)).square().mean()
         static.minimize(optimizer, loss)
     static.Executor().run(main.startup)
     main.save(tmp_path)
@@ -344,9 +342,7 @@ def test_other_versions_and_directories_are_refused(tmp_path: Path) -> None:
     program.save(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 9'))
-    with pytest.raises(
-        CheckpointError, match=r"manifest\.json has format version 9, expected 1; use"
-    ):
+    with refuses(CheckpointError, "manifest.json has format version 9, expected 1; use"):
         static.load_program(tmp_path)
     with pytest.raises(CheckpointError, match="no such directory"):
         static.load_program(tmp_path / "nowhere")
@@ -384,8 +380,7 @@ def test_shared_memory_is_refused_before_writing(tmp_path: Path) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.rest.add_(1)
-            out: Tensor = x + self.whole
-            return out
+            return x + self.whole
 
     program = static.capture(Halves(), None, None, {"x": torch.ones(2, 4)})
     with pytest.raises(CheckpointError, match=r"'buffer whole' and 'buffer rest' .* share mem"):
@@ -398,15 +393,12 @@ def test_foreign_operations_are_refused_when_saving(tmp_path: Path) -> None:
     graph, _ = program.form.copied()
     next(n for n in graph.nodes if n.op == "call_function").target = torch.load
     strange = program.apply(lambda form: form.rewritten(graph, "strange"))  # type: ignore[arg-type]
-    with pytest.raises(
-        CheckpointError, match="t: a program in a file may not have the operation 'load'"
-    ):
+    with refuses(CheckpointError, "t: a program in a file may not have the operation 'load'"):
         strange.save(tmp_path)
 
 
 def test_a_document_restores_the_form() -> None:
-    form = make_program().form
-    document, tensors = describe(form)
+    document, tensors = describe(make_program().form)
     text = msgspec.json.encode(document)
     again, _ = describe(form_of(msgspec.json.decode(text, type=Document), tensors))
     assert msgspec.json.encode(again) == text

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pass is one file; jobs that ask for it find and order it without another change."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -56,8 +54,7 @@ PASS = PassRecord(
 
 def names(reduction: Reduction | None = None, **settings: Any) -> list[str]:
     with_servers = settings.pop("with_servers", False)
-    strategy = DistributedStrategy(**settings)
-    request = PassRequest(strategy, nn.Linear(1, 1), with_servers, reduction)
+    request = PassRequest(DistributedStrategy(**settings), nn.Linear(1, 1), with_servers, reduction)
     return [one.name for one in passes.chosen(request)]
 
 
@@ -70,13 +67,10 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_one_file_adds_a_pass() -> None:
-    assert names(Reduction()) == [
-        *("zero_nan", "insert_all_reduce", "fuse_all_reduce", "overlap"),
-    ]
+    assert names(Reduction()) == ["zero_nan", "insert_all_reduce", "fuse_all_reduce", "overlap"]
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    request = PassRequest(DistributedStrategy(), model)
-    (only,) = passes.chosen(request)
+    (only,) = passes.chosen(PassRequest(DistributedStrategy(), model))
     program = program.apply(only)
     assert program.explain() == "6 gradients lose their NaN"
     x, y = batch(0).values()
@@ -94,7 +88,7 @@ def test_the_strategy_chooses_passes() -> None:
     recompute = {"recompute": True, "recompute_configs": {"checkpoints": ["0"]}}
     assert names(amp=True, **merge, **recompute) == ["recompute", "amp", "gradient_merge"]
     assert names(Reduction(narrow=torch.float16), sync_batch_norm=True) == [
-        *("sync_batch_norm", "insert_all_reduce", "fuse_all_reduce", "narrow", "overlap"),
+        *("sync_batch_norm", "insert_all_reduce", "fuse_all_reduce", "narrow", "overlap")
     ]
     assert "fuse_all_reduce" not in names(Reduction(), fuse_all_reduce_ops=False)
     with pytest.raises(StrategyError, match="use 'bfloat16'"):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program with tables is split into three, each with only what it needs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -71,8 +69,7 @@ def ids_of_feeds(form: Form, **feeds: Tensor) -> list[Any]:
 
 
 def test_ids_are_computed_from_feeds_alone() -> None:
-    model = ComputedIds(lambda self, x: (x + self.offsets) % 7)
-    form = split(model, x=(5, 3))
+    form = split(ComputedIds(lambda self, x: (x + self.offsets) % 7), x=(5, 3))
     assert form.split is not None
     assert [need.name for need in form.split.needs] == ["offsets", "x"]
     x = torch.arange(6).view(2, 3)
@@ -82,8 +79,7 @@ def test_ids_are_computed_from_feeds_alone() -> None:
 def test_layers_with_equal_ids_share_them() -> None:
     class Both(ComputedIds):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.emb(x).sum() + self.other(x).sum() + self.gate.sum()
-            return out
+            return self.emb(x).sum() + self.other(x).sum() + self.gate.sum()
 
     form = split(Both(lambda *_: None), x=(5, 3))
     assert form.split is not None
@@ -135,8 +131,7 @@ def test_a_table_weight_with_another_use_is_refused() -> None:
             self.emb = nn.Embedding(9, 2, sparse=True)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.emb(x) @ self.emb.weight.T
-            return out
+            return self.emb(x) @ self.emb.weight.T
 
     with pytest.raises(PlanError, match=r"emb\.weight: its rows are on the .* sparse=False"):
         split(Tied(), x=(5, 3))
@@ -158,8 +153,7 @@ def test_frozen_and_unused_tables_are_not_pushed() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.unused(x)
-            out: Tensor = self.frozen(x) + self.used(x)
-            return out
+            return self.frozen(x) + self.used(x)
 
     form = split(Two(), x=(5, 3))
     assert form.split is not None
@@ -168,5 +162,4 @@ def test_frozen_and_unused_tables_are_not_pushed() -> None:
 
 
 def test_a_program_without_tables_has_nothing_to_split() -> None:
-    form = split(nn.Embedding(4, 2), x=(5, 3))
-    assert form.reports == ("0 tables, 0 lookups; pull 0, push 0",)
+    assert split(nn.Embedding(4, 2), x=(5, 3)).reports == ("0 tables, 0 lookups; pull 0, push 0",)

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which operations of a graph become narrow, and which casts they need."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.static.drawing.text import short_name
@@ -82,8 +80,7 @@ def test_a_tensor_changed_in_place_is_cast_again() -> None:
 
 def test_operations_that_autocast_keeps_wide_stay_wide() -> None:
     def forward(m: nn.Module, x: Tensor) -> Tensor:
-        y = F.layer_norm(m.one(x), (6,))
-        return F.softmax(F.gelu(y), dim=1).sum(1).exp()
+        return F.softmax(F.gelu(F.layer_norm(m.one(x), (6,))), dim=1).sum(1).exp()
 
     form, _, _ = narrowed(forward)
     assert narrow_nodes(form) == {"addmm", "t", "_to_copy"}
@@ -106,8 +103,7 @@ def test_every_value_keeps_its_name_and_type() -> None:
     program = static.capture(model, lambda y: y.sum(), optimizer, {"x": torch.randn(4, 6)})
 
     def kinds(form: Form) -> dict[str, tuple[torch.dtype, str]]:
-        nodes: list[fx.Node] = [*form.graph.nodes]
-        values = {node.name: node.meta.get("val") for node in nodes}
+        values = {node.name: node.meta.get("val") for node in form.graph.nodes}
         return {n: (v.dtype, str(v.shape)) for n, v in values.items() if isinstance(v, Tensor)}
 
     before, after = kinds(program.form), kinds(program.apply(Amp()).form)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small JPEG files for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from PIL import Image

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TieredRowTable, compared to the bit with a RowTable that has all rows in memory."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 from tests.kernels.batches import id_batches, numbers, same
 
+from fleetlight import kernels
 from fleetlight.errors import ConfigError, RowFileError
-from fleetlight.kernels import (
-    RULES,
-    Initializer,
-    NarrowRowTable,
-    RowTable,
-    TieredNarrowRowTable,
-    TieredRowTable,
-    rule_named,
-)
 from fleetlight.kernels.arrays import Int32s, Matrix
 from fleetlight.kernels.rows import memory
 from fleetlight.kernels.rows.tier import tiered_table
 from fleetlight.kernels.rows.tier.tiered_table import MIN_SLOTS
 
 OPTIONS = {"lr": 0.1, "initial_accumulator_value": 0.1, "weight_decay": 0.01, "momentum": 0.9}
-HOW = Initializer("uniform", -0.1, 0.1)
+HOW = kernels.Initializer("uniform", -0.1, 0.1)
 SEGMENT = 8
 Batch = NDArray[np.int64]
 
@@ -79,9 +69,9 @@ class ListedRecords:
 
 def tiered(
     dim: int, rule: Any, meta: int = 0, slots: int = MIN_SLOTS, narrow: bool = False, **rest: Any
-) -> tuple[TieredRowTable, ListedRecords]:
+) -> tuple[kernels.TieredRowTable, ListedRecords]:
     store = ListedRecords()
-    kind = TieredNarrowRowTable if narrow else TieredRowTable
+    kind = kernels.TieredNarrowRowTable if narrow else kernels.TieredRowTable
     return kind(dim, rule, 11, HOW, meta, slots=slots, store=store, **rest), store
 
 
@@ -90,15 +80,17 @@ class Both(RuleBasedStateMachine):
 
     @initialize(
         dim=st.integers(1, 5),
-        name=st.sampled_from(sorted(RULES)),
+        name=st.sampled_from(sorted(kernels.RULES)),
         meta=st.integers(0, 4),
         narrow=st.booleans(),
         slots=st.sampled_from([MIN_SLOTS, 21]),
     )
     def begin(self, dim: int, name: str, meta: int, narrow: bool, slots: int) -> None:
-        learn = rule_named(name, OPTIONS)
+        learn = kernels.rule_named(name, OPTIONS)
         self.tiered, self.store = tiered(dim, learn, meta, slots, narrow)
-        self.plain = (NarrowRowTable if narrow else RowTable)(dim, learn, 11, HOW, meta)
+        self.plain = (kernels.NarrowRowTable if narrow else kernels.RowTable)(
+            dim, learn, 11, HOW, meta
+        )
         self.step = 0
 
     @rule(ids=id_batches, insert=st.booleans())
@@ -180,7 +172,7 @@ def test_more_row_numbers_than_were_reserved(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(memory, "reserve", lambda count, dtype: None)
     monkeypatch.setattr("fleetlight.kernels.rows.tier.slots._FIRST_ROWS", 3)
     table, _ = tiered(2, "adagrad", meta=2)
-    plain = RowTable(2, "adagrad", 11, HOW, 2)
+    plain = kernels.RowTable(2, "adagrad", 11, HOW, 2)
     for batch in np.array_split(np.arange(500) * 7919, 37):
         assert same(table.pull(batch), plain.pull(batch))
         for one in (table, plain):
@@ -195,8 +187,7 @@ def test_frequent_rows_stay_in_memory() -> None:
     for start in range(20, 400, 40):
         table.pull(often)
         table.pull(np.arange(start, start + 40))
-    held = set(table._slots.owners.tolist())
-    assert set(table.find(often).tolist()) <= held
+    assert set(table.find(often).tolist()) <= set(table._slots.owners.tolist())
     assert len(store.records) >= 300
 
 
@@ -217,8 +208,7 @@ def test_reading_all_rows_keeps_those_in_memory() -> None:
     order = table.reading_order(table.top)
     assert order is not None
     assert sorted(order.tolist()) == list(range(100))
-    where = table._slots.where[order]
-    assert (np.diff(where) < 0).all()
+    assert (np.diff(table._slots.where[order]) < 0).all()
     assert same(table.stored(order)[0], table.rows[order])
     assert same(table._slots.owners, held)
 
@@ -236,8 +226,8 @@ def test_a_file_with_other_contents_is_an_error() -> None:
 
 
 def test_a_table_needs_some_slots() -> None:
-    assert TieredRowTable.slots_in(1, 32) == MIN_SLOTS
-    assert TieredRowTable.slots_in(1 << 30, 32) == (1 << 30) // (4 * 32 + 13)
+    assert kernels.TieredRowTable.slots_in(1, 32) == MIN_SLOTS
+    assert kernels.TieredRowTable.slots_in(1 << 30, 32) == (1 << 30) // (4 * 32 + 13)
     with pytest.raises(ConfigError, match="got 3 rows in memory, expected at least 16"):
         tiered(1, "sgd", slots=3)
 
@@ -263,8 +253,7 @@ def test_the_disk_begins_with_rows_that_are_not_in_memory() -> None:
     ids = np.arange(5 * MIN_SLOTS)
     table.insert(ids)
     where = table._slots.where[: table.top]
-    wanted = np.concatenate([ids[::2], [-7, 10**9]])
-    begin = table.reading(wanted)
+    begin = table.reading(np.concatenate([ids[::2], [-7, 10**9]]))
     assert begin is not None
     assert not store.expected
     begin()
@@ -273,4 +262,4 @@ def test_the_disk_begins_with_rows_that_are_not_in_memory() -> None:
     assert 0 < len(store.expected) < len(outside)
     assert len(table) == len(ids), "no row is inserted"
     assert table.reading(ids[where > 0]) is None
-    assert RowTable(2, "sgd").reading(ids) is None
+    assert kernels.RowTable(2, "sgd").reading(ids) is None
